@@ -1,0 +1,5 @@
+"""Stand-in for image transforms, second form."""
+
+from _cpu_standin import names
+
+__getattr__ = names(__name__)
