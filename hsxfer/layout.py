@@ -1,0 +1,81 @@
+"""Where the tensors of a sample lie in its slot (docs/format.md, 2.2 and 4). Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError
+from .handle import ITEM_BYTES, Handle, TensorSpec
+
+ALIGN_BYTES = 256  # a DMA-friendly start for every tensor
+MAX_HEAD_BYTES = 1 << 18  # a head is read at every get
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One tensor of a part: offsets in bytes from the start of the slot's data."""
+
+    spec: TensorSpec
+    offset: int
+    row_bytes: int
+    rows: int
+    digests: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "offset": self.offset,
+            "row_bytes": self.row_bytes,
+            "rows": self.rows,
+            "planes": 1,
+            "digests": self.digests,
+        }
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The whole of a part. `payload_bytes` is what counts against the capacity."""
+
+    placements: dict[str, Placement]
+    data_bytes: int
+    payload_bytes: int
+
+
+def place(tensors: Mapping[str, TensorSpec], part_rows: int, digest: bool) -> Layout:
+    """Tensors first, in order, 256-byte aligned; their digest tables (one u64 a row) behind them."""
+    placements: dict[str, Placement] = {}
+    offset = payload = 0
+    for name, spec in tensors.items():
+        row_bytes = math.prod(spec.shape[1:]) * ITEM_BYTES[spec.dtype]
+        placements[name] = Placement(spec, offset, row_bytes, part_rows, None)
+        payload += part_rows * row_bytes
+        offset = _aligned(offset + part_rows * row_bytes)
+    if digest:
+        for name, at in placements.items():
+            placements[name] = Placement(at.spec, at.offset, at.row_bytes, at.rows, offset)
+            offset += 8 * at.rows
+    return Layout(placements, offset, payload)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def encode_head(handle: Handle, layout: Layout, meta: Mapping[str, Any] | None) -> bytes:
+    """What the arena says about a sample (docs/format.md, 4). Raises `ConfigError` for a `meta` that is not small JSON."""
+    head = {
+        "handle": handle.to_dict(),
+        "token_ids": "token_ids" in layout.placements,
+        "meta": dict(meta or {}),
+        "tensors": {name: placement.to_dict() for name, placement in layout.placements.items()},
+    }
+    try:
+        encoded = json.dumps(head, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"meta must be JSON: {error}") from None
+    if len(encoded) > MAX_HEAD_BYTES:
+        raise ConfigError(f"the sample's description takes {len(encoded)} bytes, at most {MAX_HEAD_BYTES}")
+    return encoded

@@ -1,0 +1,220 @@
+"""The consumer: from a handle to tensors. Every wait looks four times a second whether the producer still lives."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from .arena import WAIT_SLICE_S, ArenaReader, Lease, check_not_forked
+from .errors import ConfigError, HandleError, SampleLost, TransferTimeout, TransportUnavailable
+from .handle import Handle, check_key
+from .sample import Part, Sample
+from .tensors import check_framework
+from .transports import Store, resolve
+
+ABSENT_S = 4.0  # an arena that a handle names and that does not appear in this time is lost, not late
+_POLL_S = (0.0005, 0.02)
+
+HandleLike = Handle | str | bytes | Mapping[str, Any]
+
+
+class Source:
+    """Reads samples of one store. Thread-safe. Use `open_source`; a context manager that closes itself.
+
+    Samples outlive their source: memory stays mapped while a tensor over it lives.
+    """
+
+    def __init__(self, name: str, store: Store) -> None:
+        self.name = name
+        self._store = store
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def get(
+        self,
+        handle: HandleLike,
+        *,
+        names: Iterable[str] | None = None,
+        rows: slice | None = None,
+        device: str = "cpu",
+        framework: str = "torch",
+        timeout_s: float = 30.0,
+        ack: bool = True,
+        verify: bool | str = "auto",
+        copy: bool = False,
+    ) -> Sample:
+        """Waits until the sample is complete and returns it.
+
+        `handle`: a Handle, its JSON, its dict, or a sample's key. `names`: only these tensors. `rows`: only these absolute positions, a slice without a
+        step. `framework`: "torch" or "numpy". `verify`: "auto" checks the digests of whatever is copied, True also those of zero-copy
+        views (one pass over the bytes), False none. `copy=True`: tensors of the caller's own instead of read-only views.
+        `ack=False`: does not use one of the sample's `consumers`.
+
+        Raises `HandleError` (not this store's, malformed), `ConfigError` (an argument; the sample is untouched), `TransferTimeout`, `SampleFailed` (with the
+        producer's reason and the rows that are missing), `SampleLost` (consumed, expired, its producer died), `IntegrityError`.
+        """
+        self._check_open()
+        check_framework(framework, device)
+        if verify not in (True, False, "auto"):
+            raise ConfigError(f"verify={verify!r} is not True, False or 'auto'")
+        expected, key = self._identify(handle)
+        deadline = time.monotonic() + timeout_s
+        name = key.encode()
+        # A look without acknowledging first: bad arguments and contradictions must not use the sample up.
+        first, lease = self._find(expected, key, name, deadline)
+        part = Part(lease, expected)
+        if self.name != part.handle.store or key != part.handle.key:
+            raise HandleError(f"the arena describes {key!r} as {part.handle.key!r} of {part.handle.store}")
+        sample = Sample(part.handle, framework, names, rows)
+        readers, parts = [first], [part]
+        if len(part.handle.ranks) > 1:
+            readers = [self._await_reader(part.handle.instance, label, deadline) for label in part.handle.ranks]
+            parts = [Part(self._lease(reader, name, False, deadline), part.handle) for reader in readers]
+        if ack:
+            for reader in readers:
+                reader.lease(name, True, 0.0).release()
+        sample.load(parts, verify, copy)
+        return sample
+
+    def prefetch(self, handles: Iterable[HandleLike], *, depth: int = 4, **options: Any) -> Iterator[Sample]:
+        """Yields `get(handle, **options)` for each handle, in order, up to `depth` samples ahead of the loop.
+
+        An error is raised at the sample it belongs to and ends the iteration. Samples fetched and never handed out stay unacknowledged only if `ack=False`:
+        stop early and they count as read.
+        """
+        if depth < 1:
+            raise ConfigError(f"depth {depth} is not at least 1")
+        self._check_open()
+        return _prefetch(self, handles, depth, options)
+
+    def close(self) -> None:
+        """Samples and tensors already handed out stay valid."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed and os.getpid() == self._pid:
+            self._store.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- inside -------------------------------------------------------------------------------------------------------------
+
+    def _identify(self, handle: HandleLike) -> tuple[Handle | None, str]:
+        if isinstance(handle, str) and not handle.lstrip().startswith("{"):
+            return None, check_key(handle)
+        parsed = handle if isinstance(handle, Handle) else Handle.from_json(handle)
+        if parsed.store != self.name:
+            raise HandleError(f"this handle is of {parsed.store}; this source reads {self.name} only")
+        return parsed, parsed.key
+
+    def _find(self, handle: Handle | None, key: str, name: bytes, deadline: float) -> tuple[ArenaReader, Lease]:
+        if handle is not None:
+            reader = self._await_reader(handle.instance, handle.ranks[0], deadline)
+            return reader, self._lease(reader, name, False, deadline)
+        pause, lost = _POLL_S[0], None
+        while True:
+            with self._lock:
+                readers = list(self._store.readers())
+            for reader in readers:
+                try:
+                    if len(readers) == 1:
+                        return reader, self._lease(reader, name, False, min(deadline, time.monotonic() + WAIT_SLICE_S))
+                    return reader, reader.lease(name, False, 0.0)
+                except TransferTimeout:
+                    continue
+                except SampleLost as error:
+                    lost = error
+            if lost is not None:
+                raise lost
+            if time.monotonic() >= deadline:
+                raise TransferTimeout(f"sample {key!r} is in none of the {len(readers)} arenas of {self.name}")
+            self._check_open()
+            time.sleep(pause)
+            pause = min(pause * 2, _POLL_S[1])
+
+    def _await_reader(self, instance: str, label: str, deadline: float) -> ArenaReader:
+        give_up = time.monotonic() + ABSENT_S
+        pause = _POLL_S[0]
+        while True:
+            with self._lock:
+                reader = self._store.reader(instance, label)
+            if reader is not None:
+                return reader
+            now = time.monotonic()
+            if now >= give_up:
+                raise SampleLost(
+                    f"{self.name} has no arena of rank {label} of server {instance}: it never opened one or is gone",
+                    "missing rank",
+                )
+            if now >= deadline:
+                raise TransferTimeout(f"{self.name} has no arena of rank {label} of server {instance} yet")
+            self._check_open()
+            time.sleep(pause)
+            pause = min(pause * 2, _POLL_S[1])
+
+    def _lease(self, reader: ArenaReader, name: bytes, ack: bool, deadline: float) -> Lease:
+        try:
+            return reader.lease(name, ack, 0.0)
+        except TransferTimeout:
+            pass
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return reader.lease(name, ack, max(0.0, min(left, WAIT_SLICE_S)))
+            except TransferTimeout:
+                alive, closed = reader.alive()
+                if not alive:
+                    return self._last_look(reader, name, ack, closed)
+                if left <= 0:
+                    raise
+            self._check_open()
+
+    def _last_look(self, reader: ArenaReader, name: bytes, ack: bool, closed: bool) -> Lease:
+        """The producer is gone: what it had not published by now will not come."""
+        try:
+            return reader.lease(name, ack, 0.0)
+        except TransferTimeout:
+            reason = "closed" if closed else "producer died"
+            raise SampleLost(f"sample {name.decode()!r} is gone: {reason}", reason) from None
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            check_not_forked(self._pid, "source")
+        if self._closed:
+            raise TransportUnavailable(f"the source of {self.name} is closed")
+
+
+def open_source(url: str) -> Source:
+    """Opens the consuming side of a store, which need not exist yet. Raises `ConfigError`, `TransportUnavailable`."""
+    parsed, transport = resolve(url)
+    return Source(str(parsed), transport.open_store(parsed))
+
+
+def _prefetch(source: Source, handles: Iterable[HandleLike], depth: int, options: dict[str, Any]) -> Iterator[Sample]:
+    pool = ThreadPoolExecutor(1, "hsxfer-prefetch")
+    ahead: deque[Future[Sample]] = deque()
+    try:
+        for handle in handles:
+            ahead.append(pool.submit(source.get, handle, **options))
+            while ahead and (len(ahead) > depth or ahead[0].done()):
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for future in ahead:
+            future.add_done_callback(_release_unwanted)
+
+
+def _release_unwanted(future: Future[Sample]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().release()

@@ -1,0 +1,158 @@
+"""`shm://NAME`: a directory in /dev/shm with two files per sending rank (docs/format.md, 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..arena import Arena, ArenaReader, probe
+from ..config import StoreUrl
+from ..errors import ConfigError, TransportUnavailable
+
+
+class Leftover(NamedTuple):
+    path: str
+    num_bytes: int
+    reason: str
+
+
+class ShmTransport:
+    scheme = "shm"
+
+    def is_viable(self) -> str | None:
+        return None if sys.platform == "linux" else f"shared memory arenas need Linux, this is {sys.platform}"
+
+    def open_arena(self, url: StoreUrl, instance: str, label: str) -> Arena:
+        directory = store_dir(url)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise TransportUnavailable(f"{url}: cannot make {directory}: {error.strerror}") from None
+        check_private(directory)
+        reclaim(directory, unread_too=True)
+        options = url.options
+        path = os.path.join(directory, f"{instance}.{label}")
+        return Arena(path, options.capacity_bytes, options.unread_ttl_s, options.num_slots)
+
+    def open_store(self, url: StoreUrl) -> ShmStore:
+        return ShmStore(store_dir(url))
+
+
+class ShmStore:
+    """Arenas of one directory, which need not exist yet."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._readers: dict[str, ArenaReader] = {}
+        if os.path.lexists(directory):
+            check_private(directory)
+            reclaim(directory, unread_too=False)
+
+    def reader(self, instance: str, label: str) -> ArenaReader | None:
+        return self._open(f"{instance}.{label}")
+
+    def readers(self) -> list[ArenaReader]:
+        self._drop_dead()
+        found = (self._open(os.path.basename(path)) for path in arena_paths(self._directory))
+        return [reader for reader in found if reader is not None]
+
+    def close(self) -> None:
+        readers, self._readers = list(self._readers.values()), {}
+        for reader in readers:
+            reader.close()
+
+    def _open(self, name: str) -> ArenaReader | None:
+        reader = self._readers.get(name)
+        if reader is None:
+            path = os.path.join(self._directory, name)
+            if not os.path.exists(path + ".arena"):
+                return None
+            check_private(self._directory)
+            try:
+                reader = ArenaReader(path)
+            except (ConfigError, TransportUnavailable):
+                if os.path.exists(path + ".arena"):
+                    raise
+                return None  # unlinked between the two
+            self._readers[name] = reader
+        return reader
+
+    def _drop_dead(self) -> None:
+        """Forgets arenas that were unlinked, so that their memory goes when the last view of it does."""
+        for name, reader in list(self._readers.items()):
+            if not reader.num_leases and not os.path.exists(os.path.join(self._directory, name + ".arena")):
+                del self._readers[name]
+                reader.close()
+
+
+def store_dir(url: StoreUrl) -> str:
+    return os.path.join(url.options.dir, f"hsxfer-{os.geteuid()}-{url.name}")
+
+
+def check_private(directory: str) -> None:
+    """Refuses a directory that somebody else could have put there or can look into."""
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode):
+        raise TransportUnavailable(f"{directory} is not a directory; remove it or choose another store name")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise TransportUnavailable(
+            f"{directory} belongs to uid {status.st_uid} with mode {mode:04o}; it must be yours with mode 0700"
+        )
+
+
+def arena_paths(directory: str) -> Iterator[str]:
+    """Paths of the arenas in a store's directory, without their suffix."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name.endswith(".arena"):
+            yield os.path.join(directory, name.removesuffix(".arena"))
+
+
+def leftovers(directory: str, unread_too: bool) -> list[Leftover]:
+    """Arenas whose producer is gone and which nobody will read.
+
+    A producer that closed in order left an arena only for the samples still unread in it: it stays until they are read or their time is up. One that died
+    left whatever it had; `unread_too` says that it may go although samples in it are unread. A consumer that has it mapped keeps it.
+    """
+    found = []
+    for path in arena_paths(directory):
+        try:
+            info = probe(path)
+        except ConfigError:
+            continue  # not an arena; not ours to remove
+        except TransportUnavailable:
+            continue  # unlinked meanwhile
+        if info["alive"]:
+            continue
+        unread, age_s = info["num_unread"], time.time() - os.stat(path + ".ack").st_mtime
+        if info["closed"]:
+            if unread and age_s < info["unread_ttl_us"] / 1e6:
+                continue
+            reason = "closed, nothing unread" if not unread else "closed, unread for too long"
+        else:
+            if unread and not unread_too and age_s < info["unread_ttl_us"] / 1e6:
+                continue
+            reason = f"its producer died, {unread} samples unread"
+        found.append(Leftover(path, info["file_bytes"], reason))
+    return found
+
+
+def reclaim(directory: str, unread_too: bool) -> list[Leftover]:
+    """Unlinks `leftovers` and returns them."""
+    gone = leftovers(directory, unread_too)
+    for leftover in gone:
+        for suffix in (".arena", ".ack"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(leftover.path + suffix)
+    return gone
