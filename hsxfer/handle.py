@@ -129,7 +129,7 @@ class Handle:
 
     @classmethod
     def from_meta_info(cls, meta_info: Any) -> Handle:
-        """From `meta_info` of an sglang reply, or from the whole reply. Raises `HandleError` if no handle is in it, with the reason."""
+        """From `meta_info` of an sglang reply, or the whole reply. Raises `HandleError`, saying why no handle is in it."""
         if isinstance(meta_info, Mapping) and isinstance(meta_info.get("meta_info"), Mapping):
             meta_info = meta_info["meta_info"]
         if not isinstance(meta_info, Mapping):
@@ -137,7 +137,8 @@ class Handle:
         found = meta_info.get("hidden_states")
         if found is None or found == []:
             raise HandleError(
-                "the reply holds no hidden states: the request did not ask for them (return_hidden_states=True), or this endpoint drops them"
+                "the reply holds no hidden states: the request did not ask for them (return_hidden_states=True), or this "
+                "endpoint drops them"
             )
         if isinstance(found, Mapping):
             return cls.from_json(found)

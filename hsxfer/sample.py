@@ -55,8 +55,9 @@ class Part:
 class Sample:
     """Tensors by name: `sample["hidden_states"]` has shape `[rows, ...]` as its handle says, or the rows asked for.
 
-    On the CPU a tensor is a view of shared memory, **read-only** (writing into one ends the process; `copy=True` gives tensors that may be written).
-    Leaving `with`, `release()` or the sample's death gives it back; memory is reused when no view lives any more.
+    On the CPU a tensor is a view of shared memory, **read-only**: writing into one ends the process, and `copy=True` gives
+    tensors that may be written. Leaving `with`, `release()` or the sample's death gives it back; memory is reused when no
+    view lives any more.
     """
 
     def __init__(self, handle: Handle, framework: str, names: Iterable[str] | None, rows: slice | None) -> None:
@@ -123,7 +124,8 @@ class Sample:
     ) -> None:
         """Holds the sample to what the caller believes it is; raises `IntegrityError` naming the first difference.
 
-        `token_ids`: the whole prompt, compared by hash. `finite`, `nonzero`: no row of a floating-point tensor holds NaN or infinity, none is all zero.
+        `token_ids`: the whole prompt, compared by hash. `finite`, `nonzero`: no row of a floating-point tensor holds NaN or
+        infinity, none is all zero.
         """
         handle = self.handle
         if token_ids is not None and handle.token_hash != (expected := token_hash(token_ids_array(token_ids))):

@@ -51,13 +51,14 @@ class Source:
     ) -> Sample:
         """Waits until the sample is complete and returns it.
 
-        `handle`: a Handle, its JSON, its dict, or a sample's key. `names`: only these tensors. `rows`: only these absolute positions, a slice without a
-        step. `framework`: "torch" or "numpy". `verify`: "auto" checks the digests of whatever is copied, True also those of zero-copy
-        views (one pass over the bytes), False none. `copy=True`: tensors of the caller's own instead of read-only views.
-        `ack=False`: does not use one of the sample's `consumers`.
+        `handle`: a Handle, its JSON, its dict, or a sample's key. `names`: only these tensors. `rows`: only these absolute
+        positions, a slice without a step. `framework`: "torch" or "numpy". `verify`: "auto" checks the digests of whatever is
+        copied, True also those of zero-copy views (one pass over the bytes), False none. `copy=True`: tensors of the
+        caller's own instead of read-only views. `ack=False`: does not use one of the sample's `consumers`.
 
-        Raises `HandleError` (not this store's, malformed), `ConfigError` (an argument; the sample is untouched), `TransferTimeout`, `SampleFailed` (with the
-        producer's reason and the rows that are missing), `SampleLost` (consumed, expired, its producer died), `IntegrityError`.
+        Raises `HandleError` (not this store's, malformed), `ConfigError` (an argument; the sample is untouched),
+        `TransferTimeout`, `SampleFailed` (the producer's reason, the rows missing), `SampleLost` (consumed, expired, its
+        producer died), `IntegrityError`.
         """
         self._check_open()
         check_framework(framework, device)
@@ -85,8 +86,8 @@ class Source:
     def prefetch(self, handles: Iterable[HandleLike], *, depth: int = 4, **options: Any) -> Iterator[Sample]:
         """Yields `get(handle, **options)` for each handle, in order, up to `depth` samples ahead of the loop.
 
-        An error is raised at the sample it belongs to and ends the iteration. Samples fetched and never handed out stay unacknowledged only if `ack=False`:
-        stop early and they count as read.
+        An error is raised at the sample it belongs to and ends the iteration. Samples fetched ahead count as read, also
+        when the loop stops early.
         """
         if depth < 1:
             raise ConfigError(f"depth {depth} is not at least 1")

@@ -30,8 +30,8 @@ class Rows(NamedTuple):
 def rows_of(tensor: Any) -> Rows:
     """A torch tensor, numpy array or anything with the buffer protocol. Raises `ConfigError` naming what cannot be sent.
 
-    Rows may be strided (a slice of a wider tensor, every second row, an expanded row); a row in itself must be contiguous, else the tensor is
-    copied first.
+    Rows may be strided (a slice of a wider tensor, every second row, an expanded row); a row in itself must be contiguous,
+    else the tensor is copied first.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):

@@ -117,7 +117,8 @@ class Ticket:
         spec = place.spec
         if rows.dtype != spec.dtype or rows.shape[1:] != spec.shape[1:]:
             raise ConfigError(
-                f"sample {self.handle.key!r}: rows of {name!r} are {spec.dtype} {list(spec.shape[1:])}, not {rows.dtype} {list(rows.shape[1:])}"
+                f"sample {self.handle.key!r}: rows of {name!r} are {spec.dtype} {list(spec.shape[1:])}, "
+                f"not {rows.dtype} {list(rows.shape[1:])}"
             )
         if not 0 <= start <= start + rows.num_rows <= spec.shape[0]:
             raise ConfigError(

@@ -122,8 +122,9 @@ def arena_paths(directory: str) -> Iterator[str]:
 def leftovers(directory: str, unread_too: bool) -> list[Leftover]:
     """Arenas whose producer is gone and which nobody will read.
 
-    A producer that closed in order left an arena only for the samples still unread in it: it stays until they are read or their time is up. One that died
-    left whatever it had; `unread_too` says that it may go although samples in it are unread. A consumer that has it mapped keeps it.
+    A producer that closed in order left an arena only for the samples still unread in it: it stays until they are read or
+    their time is up. One that died left whatever it had; `unread_too` says that it may go although samples in it are
+    unread. A consumer that has it mapped keeps it.
     """
     found = []
     for path in arena_paths(directory):
