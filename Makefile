@@ -14,6 +14,9 @@ SETUP := $(VENV)/.setup-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 LINT := $(VENV)-lint/.setup-$(shell sha256sum requirements/lint.txt | cut -c1-16)
 CORE := $(shell find csrc -type f 2>/dev/null) $(wildcard setup.py pyproject.toml)
 export TORCH_INDEX DEMO_STEPS DEMO_TP
+# sglang on several ranks compiles a small function with g++ at its first request: 15 s, and without Python's headers
+# (python3-dev) the server dies of it.
+export TORCHDYNAMO_DISABLE := 1
 
 # $(call need,COMMAND THAT WORKS WITH IT,DEBIAN PACKAGE)
 define need

@@ -24,9 +24,9 @@ for list; do lists+=(-r "$list"); done
   [ ${#lists[@]} = 0 ] || "${pip[@]}" --no-deps "${lists[@]}"
   exit $code
 } &
-"${pip[@]}" --no-deps -r "$here/requirements.txt"
+"${pip[@]}" --no-deps -r "$here/requirements.txt" || { wait; exit 1; }
 if ! wait $!; then
-  if [ -n "${TORCH_INDEX:-}" ] || ! grep -q "No matching distribution" "$log"; then
+  if [ -n "${TORCH_INDEX:-}" ] || ! grep -Eq "No matching distribution|ResolutionImpossible" "$log"; then
     cat "$log" >&2
     exit 1
   fi
