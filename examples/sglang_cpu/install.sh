@@ -42,7 +42,7 @@ site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pureli
 cp -r "$here/standins/." "$site/"
 
 # Without bytecode every sglang process parses 6,000 files: an engine on two ranks starts in 54 s instead of 28.
-# Left out is what a text model never imports, two thirds of the files.
+# Left out is a third of the files, which a text model never imports.
 "$venv/bin/python" -m compileall -q -j 0 -x \
   '/(tests?|testing|third_party|multimodal_gen|benchmarks?)/|/transformers/models/(?!auto/|llama/|qwen3/|__init__)' "$site" >/dev/null ||
   true # some packages carry files of another Python's syntax
