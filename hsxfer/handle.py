@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,13 +101,14 @@ class Handle:
         """Checks everything and trusts nothing. Raises `HandleError` naming the value that is wrong."""
         if not isinstance(source, Mapping):
             source = _parse(source)
-        unknown = sorted(str(key)[:40] for key in source if key not in _KEYS)
-        _require(not unknown, f"unknown entries {unknown[:5]}")
-        missing = sorted(_KEYS - set(source))
-        _require(not missing, f"entries {missing} are missing")
+        if source.keys() != _KEYS:
+            unknown = sorted(str(key)[:40] for key in source if key not in _KEYS)
+            raise HandleError(
+                f"unknown entries {unknown[:5]}" if unknown else f"entries {sorted(_KEYS - set(source))} are missing"
+            )
         version = source["hsxfer"]
         _require(
-            _is_int(version) and version == FORMAT_VERSION, f"format version {version!r}, this reads {FORMAT_VERSION}"
+            _is_int(version) and version == FORMAT_VERSION, "format version {}, this reads {}", version, FORMAT_VERSION
         )
         rows = _rows(source["rows"])
         return cls(
@@ -157,12 +158,12 @@ class Handle:
 
 def check_key(key: Any) -> str:
     """1 to 256 bytes of UTF-8 without control characters."""
-    _require(isinstance(key, str), f"key {_short(key)} is not a string")
+    _require(isinstance(key, str), "key {} is not a string", key)
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
         raise HandleError(f"key {_short(key)} is not valid UTF-8") from None
-    _require(1 <= size <= 256 and key.isprintable(), f"key {_short(key)} is not 1 to 256 printable bytes")
+    _require(1 <= size <= 256 and key.isprintable(), "key {} is not 1 to 256 printable bytes", key)
     return str(key)
 
 
@@ -197,18 +198,19 @@ def token_hash(token_ids: array.array[int]) -> str:
 def _parse(source: str | bytes | bytearray) -> Mapping[str, Any]:
     if not isinstance(source, str | bytes | bytearray):
         raise HandleError(f"a handle is JSON or a dict, not {type(source).__name__}")
-    _require(len(source) <= MAX_JSON_BYTES, f"{len(source)} bytes of JSON, at most {MAX_JSON_BYTES}")
+    _require(len(source) <= MAX_JSON_BYTES, "{} bytes of JSON, at most {}", len(source), MAX_JSON_BYTES)
     try:
         parsed = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise HandleError(f"not a handle: {error} in {_short(source)}") from None
-    _require(isinstance(parsed, dict), f"not a handle: {_short(source)}")
+    _require(isinstance(parsed, dict), "not a handle: {}", source)
     return parsed  # type: ignore[no-any-return]
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str, *values: Any) -> None:
+    """`message` is formatted only when it is needed: printing every good value made up half of `from_json`."""
     if not condition:
-        raise HandleError(message)
+        raise HandleError(message.format(*map(_short, values)) if values else message)
 
 
 def _short(value: Any) -> str:
@@ -221,72 +223,84 @@ def _is_int(value: Any) -> bool:
 
 
 def _bounded(value: Any, what: str, low: int, high: int) -> int:
-    _require(_is_int(value) and low <= value <= high, f"{what} {_short(value)} is not an integer in {low}..{high}")
+    _require(_is_int(value) and low <= value <= high, what + " {} is not an integer in {}..{}", value, low, high)
     return int(value)
 
 
 def _text(value: Any, what: str, pattern: re.Pattern[str]) -> str:
-    _require(
-        isinstance(value, str) and bool(pattern.fullmatch(value)), f"{what} {_short(value)} is not {pattern.pattern}"
-    )
-    return str(value)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise HandleError(f"{what} {_short(value)} is not {pattern.pattern}")
+    return value
 
 
 def _optional_text(value: Any, what: str) -> str | None:
     _require(
         value is None or (isinstance(value, str) and len(value) <= 1024),
-        f"{what} {_short(value)} is not a short string or null",
+        what + " {} is not a short string or null",
+        value,
     )
     return value  # type: ignore[no-any-return]
 
 
-def _choice(value: Any, what: str, allowed: tuple[str, ...]) -> str:
-    _require(isinstance(value, str) and value in allowed, f"{what} {_short(value)} is not one of {', '.join(allowed)}")
-    return str(value)
+def _choice(value: Any, what: str, allowed: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise HandleError(f"{what} {_short(value)} is not one of {', '.join(allowed)}")
+    return value
 
 
 def _list(value: Any, what: str, most: int) -> list[Any]:
     _require(
         isinstance(value, list | tuple) and len(value) <= most,
-        f"{what} {_short(value)} is not a list of at most {most}",
+        what + " {} is not a list of at most {}",
+        value,
+        most,
     )
     return list(value)
 
 
 def _rows(value: Any) -> tuple[int, int]:
     bounds = _list(value, "rows", 2)
-    _require(len(bounds) == 2, f"rows {_short(value)} is not [start, stop]")
+    _require(len(bounds) == 2, "rows {} is not [start, stop]", value)
     start, stop = (_bounded(bound, "rows", 0, MAX_ROWS) for bound in bounds)
-    _require(start <= stop, f"rows {_short(value)}: start after stop")
+    _require(start <= stop, "rows {}: start after stop", value)
     return start, stop
 
 
 def _tensors(value: Any, rows: int) -> dict[str, TensorSpec]:
     _require(
         isinstance(value, Mapping) and 1 <= len(value) <= MAX_TENSORS,
-        f"tensors {_short(value)} is not a table of 1 to {MAX_TENSORS}",
+        "tensors {} is not a table of 1 to {}",
+        value,
+        MAX_TENSORS,
     )
     specs = {}
     for name, entry in value.items():
         _text(name, "tensor name", _TENSOR)
         _require(name != "token_ids", "the tensor name token_ids is taken: pass token_ids=")
         _require(
-            isinstance(entry, Mapping) and set(entry) == {"dtype", "shape"},
-            f"tensor {name!r}: {_short(entry)} is not dtype and shape",
+            isinstance(entry, Mapping) and entry.keys() == {"dtype", "shape"},
+            "tensor {}: {} is not dtype and shape",
+            name,
+            entry,
         )
-        dtype = _choice(entry["dtype"], f"tensor {name!r}: dtype", tuple(ITEM_BYTES))
-        shape = tuple(
-            _bounded(n, f"tensor {name!r}: extent", 0, MAX_ROWS)
-            for n in _list(entry["shape"], f"tensor {name!r}: shape", 8)
-        )
+        what = f"tensor {name!r}"
+        dtype = _choice(entry["dtype"], what + ": dtype", ITEM_BYTES)
+        shape = tuple([_bounded(n, what + ": extent", 0, MAX_ROWS) for n in _list(entry["shape"], what + ": shape", 8)])
         _require(
             bool(shape) and shape[0] == rows,
-            f"tensor {name!r}: shape {_short(shape)} does not begin with the sample's {rows} rows",
+            "tensor {}: shape {} does not begin with the sample's {} rows",
+            name,
+            shape,
+            rows,
         )
         spec = TensorSpec(dtype, shape)
         _require(
             spec.nbytes <= MAX_TENSOR_BYTES,
-            f"tensor {name!r}: {_short(shape)} of {dtype} is more than {MAX_TENSOR_BYTES} bytes",
+            "tensor {}: {} of {} is more than {} bytes",
+            name,
+            shape,
+            dtype,
+            MAX_TENSOR_BYTES,
         )
         specs[name] = spec
     return specs
@@ -300,5 +314,5 @@ def _layers(value: Any) -> tuple[int, ...] | None:
 
 def _ranks(value: Any) -> tuple[str, ...]:
     labels = tuple(_text(label, "rank", _LABEL) for label in _list(value, "ranks", 4096))
-    _require(bool(labels) and len(set(labels)) == len(labels), f"ranks {_short(value)} is empty or repeats itself")
+    _require(bool(labels) and len(set(labels)) == len(labels), "ranks {} is empty or repeats itself", value)
     return labels
