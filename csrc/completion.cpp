@@ -1,0 +1,98 @@
+#include "completion.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "error.h"
+#include "futex.h"
+#include "process.h"
+
+namespace hsx {
+
+namespace {
+constexpr uint64_t kSweepUs = 100000;
+}
+
+Completion::Completion(Arena& arena, Driver& driver)
+    : arena_(arena), driver_(driver), thread_(start_thread("hsx-done", [this] { run(); })) {}
+
+Completion::~Completion() { stop(); }
+
+uint64_t Completion::push(Submission submission) {
+  uint64_t number;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    queue_.push_back(std::move(submission));
+    number = ++num_submitted_;
+  }
+  queued_.notify_one();
+  return number;
+}
+
+uint64_t Completion::wait_done(uint64_t after, uint64_t timeout_us) {
+  uint64_t deadline = deadline_us(timeout_us);
+  std::unique_lock<std::mutex> guard(mutex_);
+  while (num_done_ <= after && !stopped_) {
+    uint64_t now = now_us();
+    if (now >= deadline)
+      fail(HSX_E_TIMEOUT, "wait_done: %llu of %llu submissions are done, more than %llu were asked for", ull(num_done_),
+           ull(num_submitted_), ull(after));
+    done_.wait_for(guard, std::chrono::microseconds(std::min<uint64_t>(deadline - now, 1000000)));
+  }
+  if (num_done_ <= after) fail(HSX_E_INVALID, "wait_done: the arena was closed after %llu submissions", ull(num_done_));
+  return num_done_;
+}
+
+void Completion::stop() {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    stopping_ = true;
+  }
+  queued_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Completion::run() {
+  std::unique_lock<std::mutex> guard(mutex_);
+  for (;;) {
+    auto ready = [&] { return stopping_ || !queue_.empty(); };
+    guard.unlock();
+    bool live = arena_.has_live_slots();
+    guard.lock();
+    if (live)
+      queued_.wait_for(guard, std::chrono::microseconds(kSweepUs), ready);
+    else
+      queued_.wait(guard, ready);  // nothing to reclaim: an idle arena costs nothing
+    if (queue_.empty() && stopping_) break;
+    bool some = !queue_.empty();
+    Submission submission;
+    if (some) {
+      submission = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    guard.unlock();
+    if (some) finish(submission);
+    sweep_if_due();
+    guard.lock();
+    num_done_ += some;
+    if (some) done_.notify_all();
+  }
+  stopped_ = true;
+  done_.notify_all();
+}
+
+void Completion::finish(const Submission& submission) {
+  if (submission.event == 0) return arena_.finish_seal(submission.slots.front(), submission.failed);
+  std::string error;
+  while (!driver_.wait(submission.event, kSweepUs, &error)) sweep_if_due();
+  arena_.finish_copies(submission.slots, submission.num_copies, submission.num_rows, submission.num_bytes, error);
+}
+
+void Completion::sweep_if_due() {
+  uint64_t now = now_us();
+  if (now < next_sweep_us_) return;
+  next_sweep_us_ = now + kSweepUs;
+  arena_.sweep();
+}
+
+}  // namespace hsx

@@ -1,0 +1,50 @@
+// The thread that sees copies end: in order of submission it waits for their events, publishes slots and wakes who waits for them.
+#ifndef HSXFER_COMPLETION_H
+#define HSXFER_COMPLETION_H
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "arena.h"
+#include "driver.h"
+
+namespace hsx {
+
+struct Submission {
+  uint64_t event = 0;  // of the driver; 0 for a seal
+  std::vector<hsx_slot> slots;
+  uint64_t num_copies = 0, num_rows = 0, num_bytes = 0;
+  bool failed = false;  // of a seal
+};
+
+class Completion {
+ public:
+  Completion(Arena& arena, Driver& driver);
+  ~Completion();  // finishes what is queued
+
+  uint64_t push(Submission submission);  // its number, from 1
+  uint64_t wait_done(uint64_t after, uint64_t timeout_us);
+  void stop();  // finishes what is queued; who waits for more is told
+
+ private:
+  void run();
+  void finish(const Submission& submission);
+  void sweep_if_due();
+
+  Arena& arena_;
+  Driver& driver_;
+  std::mutex mutex_;
+  std::condition_variable queued_, done_;
+  std::deque<Submission> queue_;
+  uint64_t num_submitted_ = 0, num_done_ = 0;
+  uint64_t next_sweep_us_ = 0;
+  bool stopping_ = false, stopped_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace hsx
+
+#endif

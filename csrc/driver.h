@@ -1,0 +1,47 @@
+// What moves bytes into an arena. Two of them: the copy engine of a GPU, and a thread of this process.
+#ifndef HSXFER_DRIVER_H
+#define HSXFER_DRIVER_H
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace hsx {
+
+struct CopyOp {  // num_rows rows of row_bytes; digests may be null
+  void* dst;
+  const void* src;
+  uint64_t dst_stride_bytes;
+  uint64_t src_stride_bytes;
+  uint64_t row_bytes;
+  uint64_t num_rows;
+  uint64_t* digests;
+  uint64_t digest_stride_bytes;
+};
+
+// One per arena. submit() is called by one thread at a time, wait() by another one, in the order of the events.
+class Driver {
+ public:
+  virtual ~Driver() = default;  // waits for what is queued
+
+  // Pins the region, where that means something. A device that cannot is slower, not wrong.
+  virtual void register_memory(void* base, uint64_t bytes) = 0;
+
+  // Queues the copies behind what the caller's stream holds now and behind earlier submissions; returns their event. Does not wait and
+  // does not fail: what goes wrong on the device is wait()'s to tell.
+  virtual uint64_t submit(std::vector<CopyOp> ops, void* stream) = 0;
+
+  // True once the event is done; `error` then says why its bytes did not arrive, or stays empty.
+  virtual bool wait(uint64_t event, uint64_t timeout_us, std::string* error) = 0;
+};
+
+// HSX_E_UNAVAILABLE with the reason if it does not work here, HSX_E_INVALID for a name that is none.
+std::unique_ptr<Driver> make_driver(const std::string& name, uint32_t device);
+
+std::unique_ptr<Driver> make_host_driver(bool faulty);
+std::unique_ptr<Driver> make_cuda_driver(uint32_t device);
+
+}  // namespace hsx
+
+#endif
