@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 from .errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_MAX_BYTES = 1 << 48  # what an arena can have, and a 64-bit sum of a few can hold
 
 
 def parse_size(text: str) -> int:
@@ -22,8 +23,8 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"{text!r} is not a size; write 512MiB, 8GiB or a number of bytes")
     number, prefix, binary = match.groups()
     size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
-    if size <= 0:
-        raise ConfigError(f"a size must be positive, not {text!r}")
+    if not 0 < size <= _MAX_BYTES:
+        raise ConfigError(f"a size is 1 byte to 256 TiB, not {text!r}")
     return size
 
 
@@ -32,6 +33,18 @@ def _seconds(text: str) -> float:
     if not 0 <= value < 1e9:
         raise ConfigError(f"{text!r} is not a number of seconds from 0 on")
     return value
+
+
+def _slots(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text) or int(text) > 1 << 22:
+        raise ConfigError(f"{text!r} is not a number of slots up to {1 << 22}")
+    return int(text)
+
+
+def _directory(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ConfigError(f"{text!r} is not an absolute path")
+    return text
 
 
 def _flag(text: str) -> bool:
@@ -68,8 +81,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "block_s": ("block_s", _seconds),
     "unread_ttl_s": ("unread_ttl_s", _seconds),
     "digest": ("digest", _flag),
-    "slots": ("num_slots", int),
-    "dir": ("dir", str),
+    "slots": ("num_slots", _slots),
+    "dir": ("dir", _directory),
 }
 assert {name for name, _ in _PARSERS.values()} == {field.name for field in fields(Options)}
 

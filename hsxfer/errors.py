@@ -44,7 +44,9 @@ class SampleFailed(HsxferError):
 class SampleLost(HsxferError):
     """The sample is gone. `reason`: "consumed", "expired", "closed", "recycled", "producer died", "missing rank"."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(
+        self, message: str, reason: str = ""
+    ) -> None:  # the default is for pickle, which passes the message only
         super().__init__(message)
         self.reason = reason
 

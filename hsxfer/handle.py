@@ -32,7 +32,7 @@ ITEM_BYTES = {
 _TENSOR = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _STORE = re.compile(r"[a-z][a-z0-9-]{0,31}://[A-Za-z0-9_.-]{1,64}")
-_LABEL = re.compile(r"dp\d{1,6}-pp\d{1,6}-tp\d{1,6}")
+_LABEL = re.compile(r"dp[0-9]{1,6}-pp[0-9]{1,6}-tp[0-9]{1,6}")
 _HASH = re.compile(r"[0-9a-f]{16}")
 _KEYS = {
     *("hsxfer", "store", "instance", "key", "rid", "rows", "tensors", "layers"),
@@ -73,6 +73,9 @@ class Handle:
     token_hash: str | None = None
     model: str | None = None
     version: int = field(default=FORMAT_VERSION, repr=False)
+
+    def __hash__(self) -> int:
+        return hash((self.store, self.instance, self.key))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only; what `from_json` accepts."""
@@ -186,7 +189,7 @@ def token_ids_array(token_ids: Any) -> array.array[int]:
         token_ids = token_ids.tolist()
     try:
         return array.array("q", token_ids)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise HandleError(f"token_ids must be a flat sequence of int64: {error}") from None
 
 
@@ -214,7 +217,10 @@ def _require(condition: bool, message: str, *values: Any) -> None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of more digits than Python prints; a list too deep
+        text = f"of type {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -295,7 +301,8 @@ def _tensors(value: Any, rows: int) -> dict[str, TensorSpec]:
         )
         spec = TensorSpec(dtype, shape)
         _require(
-            spec.nbytes <= MAX_TENSOR_BYTES,
+            TensorSpec(dtype, tuple([n or 1 for n in shape])).nbytes
+            <= MAX_TENSOR_BYTES,  # an extent of 0 hides nothing
             "tensor {}: {} of {} is more than {} bytes",
             name,
             shape,
