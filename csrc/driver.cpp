@@ -5,7 +5,7 @@
 namespace hsx {
 
 std::unique_ptr<Driver> make_driver(const std::string& name, uint32_t device) {
-  if (name == "cuda") fail(HSX_E_UNAVAILABLE, "the cuda driver is not built");
+  if (name == "cuda") return make_cuda_driver(device);
   if (name != "host" && name != "host-faulty")
     fail(HSX_E_INVALID, "no driver is called '%s'; there are host and cuda", name.c_str());
   if (device != 0) fail(HSX_E_INVALID, "driver host has device 0 only, not %u", device);
