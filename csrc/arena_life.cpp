@@ -125,7 +125,9 @@ void Arena::sweep_locked() {
     }
   });
   slots_.each(kBroken, [&](uint32_t index) {
-    if (too_old(index)) retire(index, kExpired);
+    if (!too_old(index)) return;
+    ++counts_.num_expired;
+    retire(index, kExpired);
   });
   slots_.each(kDraining, [&](uint32_t index) { drain(index); });
   if (num_frees_ != num_frees) announce_space();

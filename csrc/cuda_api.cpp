@@ -13,10 +13,12 @@ CudaApi load() {
     api.unavailable = "CUDA's driver library does not load (" + std::string(dlerror()) + ")";
     return api;
   }
-#define X(member, symbol, arguments)                                                                          \
-  api.member = reinterpret_cast<CUresult(*) arguments>(dlsym(library, symbol));                               \
-  if (api.member == nullptr && api.unavailable.empty()) api.unavailable = "CUDA's driver is too old: it has " \
-                                                                          "no " symbol;
+#define X(member, symbol, arguments)                                            \
+  api.member = reinterpret_cast<CUresult(*) arguments>(dlsym(library, symbol)); \
+  if (api.member == nullptr && api.unavailable.empty())                         \
+    api.unavailable =                                                           \
+        "CUDA's driver is too old: it has "                                     \
+        "no " symbol;
   HSX_CUDA_FUNCTIONS(X)
 #undef X
   if (!api.unavailable.empty()) return api;
