@@ -28,21 +28,30 @@ class ShmTransport:
         return None if sys.platform == "linux" else f"shared memory arenas need Linux, this is {sys.platform}"
 
     def open_arena(self, url: StoreUrl, instance: str, label: str) -> Arena:
-        directory = store_dir(url)
-        try:
-            os.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise TransportUnavailable(f"{url}: cannot make {directory}: {error.strerror}") from None
-        check_private(directory)
-        reclaim(directory, unread_too=True)
-        options = url.options
-        path = os.path.join(directory, f"{instance}.{label}")
-        return Arena(path, options.capacity_bytes, options.unread_ttl_s, options.num_slots)
+        directory, options = store_dir(url), url.options
+        for attempt in range(3):
+            make_private(directory)
+            reclaim(directory, unread_too=True)
+            path = os.path.join(directory, f"{instance}.{label}")
+            try:
+                return ShmArena(path, options.capacity_bytes, options.unread_ttl_s, options.num_slots)
+            except TransportUnavailable:
+                # Another sink that closed may have removed the directory between the two.
+                if attempt == 2 or os.path.isdir(directory):
+                    raise
+        raise AssertionError
 
     def open_store(self, url: StoreUrl) -> ShmStore:
         return ShmStore(store_dir(url))
+
+
+class ShmArena(Arena):
+    """Removes the store's directory when the last arena in it goes."""
+
+    def close(self) -> None:
+        super().close()
+        with contextlib.suppress(OSError):  # not empty: others are there, or unread samples
+            os.rmdir(os.path.dirname(self.path))
 
 
 class ShmStore:
@@ -51,7 +60,7 @@ class ShmStore:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._readers: dict[str, ArenaReader] = {}
-        if os.path.lexists(directory):
+        with contextlib.suppress(FileNotFoundError):
             check_private(directory)
             reclaim(directory, unread_too=False)
 
@@ -74,9 +83,11 @@ class ShmStore:
             path = os.path.join(self._directory, name)
             if not os.path.exists(path + ".arena"):
                 return None
-            check_private(self._directory)
             try:
+                check_private(self._directory)
                 reader = ArenaReader(path)
+            except FileNotFoundError:
+                return None
             except (ConfigError, TransportUnavailable):
                 if os.path.exists(path + ".arena"):
                     raise
@@ -94,6 +105,16 @@ class ShmStore:
 
 def store_dir(url: StoreUrl) -> str:
     return os.path.join(url.options.dir, f"hsxfer-{os.geteuid()}-{url.name}")
+
+
+def make_private(directory: str) -> None:
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise TransportUnavailable(f"cannot make {directory}: {error.strerror}") from None
+    check_private(directory)
 
 
 def check_private(directory: str) -> None:
