@@ -200,11 +200,12 @@ def until(condition, timeout_s=5.0, what="it"):
         time.sleep(0.005)
 
 
-def spawn(script, *arguments, **options):
-    """Runs Python source in a process of its own, with this module imported as `t`. Its stdin and stdout are pipes of text."""
+def spawn(script, *arguments, prefix=(), **options):
+    """Runs Python source in a process of its own, with this module imported as `t`. Its stdin and stdout are pipes of text. `prefix`: a command
+    that runs it."""
     source = f"import sys; sys.path.insert(0, {str(HERE)!r}); import native_tools as t\n" + script
     return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
+        [*prefix, sys.executable, "-c", source, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
