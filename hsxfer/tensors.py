@@ -13,6 +13,8 @@ from .errors import ConfigError
 from .handle import ITEM_BYTES
 
 FRAMEWORKS = ("torch", "numpy")
+# Where a conjugate or negative bit can be, in place of changed bytes: complex tensors, and the imaginary part of a conjugate.
+_MAY_BE_LAZY = {"complex128", "complex64", "complex32", "float64", "float32", "float16"}
 
 
 class Rows(NamedTuple):
@@ -51,12 +53,12 @@ def _torch_rows(torch: Any, tensor: Any) -> Rows:
     dtype = _torch_names().get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided:
         raise ConfigError(f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent; convert it first")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ConfigError(f"this transport takes tensors in host memory, not on {tensor.device}")
     shape = tuple(tensor.shape)
     if not shape:
         raise ConfigError("a tensor needs at least one dimension, its rows; this one has none")
-    if tensor.is_conj() or tensor.is_neg():
+    if dtype in _MAY_BE_LAZY and _is_lazy(torch, tensor):
         tensor = tensor.resolve_conj().resolve_neg()
     item = ITEM_BYTES[dtype]
     row_bytes = math.prod(shape[1:]) * item
@@ -67,6 +69,12 @@ def _torch_rows(torch: Any, tensor: Any) -> Rows:
         tensor = tensor.contiguous()
         return Rows(tensor.data_ptr(), row_bytes, row_bytes, shape[0], shape, dtype, tensor)
     return Rows(tensor.data_ptr(), stride[0] * item, row_bytes, shape[0], shape, dtype, tensor)
+
+
+def _is_lazy(torch: Any, tensor: Any) -> bool:
+    """`is_conj() or is_neg()`, which drop the GIL: each costs up to 5 ms beside a busy Python thread."""
+    keys, key = torch._C._dispatch_keys(tensor), torch._C.DispatchKey
+    return bool(keys.has(key.Conjugate) or keys.has(key.Negative))
 
 
 def _numpy_rows(numpy: Any, array: Any) -> Rows:
