@@ -1,10 +1,12 @@
 """Builds csrc/ into hsxfer/libhsxfer.so: a plain C ABI without Python headers, so one wheel serves every Python from 3.10.
 
-HSXFER_SANITIZE=address|undefined|thread builds with that sanitizer; CXX names another compiler.
+HSXFER_SANITIZE=address|undefined|thread builds with that sanitizer; CXX names another compiler. Where nvcc is found (NVCC names it,
+NVCC=none does without), csrc/kernels are compiled and embedded; else the library works, and says what it lacks.
 """
 
 import os
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +37,43 @@ else:
     LINK += ["-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,-s"]
 
 
+# What is sold now, each with its own code; the PTX is for what comes.
+GPUS = ["80", "90", "100"]
+EMBED = """.section .rodata
+.balign 64
+.globl hsx_fatbin, hsx_fatbin_bytes
+.hidden hsx_fatbin, hsx_fatbin_bytes
+hsx_fatbin:
+{content}
+0:
+.balign 8
+hsx_fatbin_bytes:
+.quad 0b - hsx_fatbin
+.section .note.GNU-stack,"",@progbits
+"""
+
+
+def find_nvcc():
+    wanted = os.environ.get("NVCC", "")
+    if wanted == "none":
+        return None
+    return shutil.which(wanted or "nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def build_fatbin(nvcc, target):
+    """csrc/kernels for every GPU of the list that this nvcc knows, or None."""
+    known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True).stdout
+    gpus = [gpu for gpu in GPUS if f"sm_{gpu}\n" in known + "\n"]
+    if not gpus:
+        return None
+    codes = [f"-gencode=arch=compute_{gpu},code=sm_{gpu}" for gpu in gpus]
+    codes.append(f"-gencode=arch=compute_{gpus[-1]},code=compute_{gpus[-1]}")
+    codes.append(f"-gencode=arch=compute_{gpus[0]},code=compute_{gpus[0]}")
+    source = ROOT / "csrc/kernels/kernels.cu"
+    subprocess.run([nvcc, "-std=c++17", "-O3", "-fatbin", *codes, str(source), "-o", str(target)], check=True)
+    return target
+
+
 class BuildLibrary(build_ext):
     def get_ext_filename(self, fullname):
         return os.path.join(*fullname.split(".")) + ".so"
@@ -43,7 +82,7 @@ class BuildLibrary(build_ext):
         compiler = os.environ.get("CXX", "g++")
         objects = Path(self.build_temp, SANITIZER or "plain")
         objects.mkdir(parents=True, exist_ok=True)
-        shared = [__file__, *(ROOT / "csrc").glob("*.h")]
+        shared = [__file__, *(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc/kernels").glob("*.h")]
 
         def compile_one(source):
             target = objects / (Path(source).stem + ".o")
@@ -54,11 +93,26 @@ class BuildLibrary(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             built = list(pool.map(compile_one, ext.sources))
+        built.append(self.embed_kernels(compiler, objects))
         library = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(library), exist_ok=True)
         # Under another name first: a process that has the library mapped keeps the old one.
         subprocess.run([compiler, *built, *LINK, "-o", library + ".new"], check=True)
         os.replace(library + ".new", library)
+
+
+    def embed_kernels(self, compiler, objects):
+        nvcc, fatbin = find_nvcc(), objects / "kernels.fatbin"
+        sources = [*(ROOT / "csrc/kernels").glob("*"), Path(__file__)]
+        if nvcc is None:
+            fatbin.unlink(missing_ok=True)
+        elif not fatbin.exists() or fatbin.stat().st_mtime < max(path.stat().st_mtime for path in sources):
+            build_fatbin(nvcc, fatbin)
+        content = f'.incbin "{fatbin.resolve()}"' if fatbin.exists() else ""
+        assembly = objects / "fatbin.s"
+        assembly.write_text(EMBED.format(content=content))
+        subprocess.run([compiler, "-c", str(assembly), "-o", str(objects / "fatbin.o")], check=True)
+        return str(objects / "fatbin.o")
 
 
 class TagWheel(bdist_wheel):

@@ -32,6 +32,10 @@ hsx_slot Arena::begin(const hsx_sample_spec& spec) {
   if (spec.payload_bytes > spec.data_bytes)
     fail(HSX_E_INVALID, "begin: a payload of %llu bytes is more than the data's %llu", ull(spec.payload_bytes),
          ull(spec.data_bytes));
+  if (spec.marks_offset % 8 != 0 || spec.marks_offset > spec.data_bytes ||
+      spec.num_marks > (spec.data_bytes - spec.marks_offset) / 8)
+    fail(HSX_E_INVALID, "begin: %llu watermarks at %llu leave the data's %llu bytes", ull(spec.num_marks),
+         ull(spec.marks_offset), ull(spec.data_bytes));
   constexpr uint32_t kMaxDescription = 1u << 30;
   if (spec.head_bytes > kMaxDescription || spec.tail_capacity_bytes > kMaxDescription)
     fail(HSX_E_INVALID, "begin: a head of %u bytes or a tail of %u is more than 2^30", spec.head_bytes,
@@ -160,6 +164,8 @@ void Arena::describe(uint32_t index, const hsx_sample_spec& spec, uint64_t hash)
   slot.head_bytes = spec.head_bytes;
   slot.data_bytes = spec.data_bytes;
   slot.payload_bytes = spec.payload_bytes;
+  slot.marks_offset = spec.marks_offset;
+  slot.num_marks = spec.num_marks;
   slot.tail_capacity_bytes = spec.tail_capacity_bytes;
   slot.consumers = spec.consumers;
   slot.error.clear();
@@ -187,6 +193,11 @@ void Arena::describe(uint32_t index, const hsx_sample_spec& spec, uint64_t hash)
   at.data_offset = slot.data_offset;
   at.data_bytes = slot.data_bytes;
   at.payload_bytes = slot.payload_bytes;
+  if (spec.num_marks > 0) {
+    at.watermark_offset = slot.data_offset + spec.marks_offset;
+    at.num_watermarks = static_cast<uint32_t>(spec.num_marks);
+    std::memset(reinterpret_cast<uint8_t*>(&at) + at.watermark_offset, 0, 8 * spec.num_marks);
+  }
   auto* description = reinterpret_cast<uint8_t*>(&at + 1);
   std::memcpy(description, spec.key, spec.key_bytes);
   if (spec.head_bytes > 0) std::memcpy(description + spec.key_bytes, spec.head, spec.head_bytes);

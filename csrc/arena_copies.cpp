@@ -1,4 +1,6 @@
 // Copies into the slots of an arena: checked before anything is queued, accounted for when they are done.
+#include <algorithm>
+
 #include "arena.h"
 #include "error.h"
 
@@ -34,8 +36,19 @@ void Arena::plan_copy(const hsx_copy& copy, size_t number, CopyPlan* plan) {
          ull(copy.digest_offset), ull(copy.digest_stride_bytes), ull(slot.data_bytes));
   uint8_t* data = files_.view.region() + slot.extent_offset + slot.data_offset;
   auto* table = digests ? reinterpret_cast<uint64_t*>(data + copy.digest_offset) : nullptr;
+  uint64_t* marks = nullptr;
+  if (copy.rows_per_mark != 0) {
+    uint64_t end;
+    if (__builtin_add_overflow(copy.first_row, copy.num_rows - 1, &end) || copy.mark_offset < slot.marks_offset ||
+        copy.mark_offset % 8 != 0 ||
+        end / copy.rows_per_mark >=
+            slot.num_marks - std::min((copy.mark_offset - slot.marks_offset) / 8, slot.num_marks))
+      fail(HSX_E_INVALID, "copy %zu: watermarks of rows %llu on, %llu a word, at %llu leave the slot's %llu", number,
+           ull(copy.first_row), ull(copy.rows_per_mark), ull(copy.mark_offset), ull(slot.num_marks));
+    marks = reinterpret_cast<uint64_t*>(data + copy.mark_offset);
+  }
   plan->ops.push_back({data + copy.dst_offset, copy.src, copy.dst_stride_bytes, copy.src_stride_bytes, copy.row_bytes,
-                       copy.num_rows, table, copy.digest_stride_bytes});
+                       copy.num_rows, table, copy.digest_stride_bytes, marks, copy.rows_per_mark, copy.first_row});
   if (plan->slots.empty() || plan->slots.back().index != copy.slot.index) plan->slots.push_back(copy.slot);
   plan->num_rows += copy.num_rows;
   plan->num_bytes += copy.num_rows * copy.row_bytes;

@@ -123,7 +123,27 @@ int hsx_submit_copies(hsx_arena* arena, const hsx_copy* copies, size_t num_copie
   return guard([&] {
     if (num_copies > 0) need(copies, "copies");
     need(submission, "submission");
-    *submission = hsx_arena::get(arena)->submit_copies(copies, num_copies, stream);
+    *submission = hsx_arena::get(arena)->submit_copies(copies, num_copies, hsx::Packer::kHost, stream);
+    return HSX_OK;
+  });
+}
+
+int hsx_arena_attach(hsx_arena* arena, const char* driver, uint32_t device, const char** warning) {
+  return guard([&] {
+    need(driver, "driver");
+    need(warning, "warning");
+    set_error(hsx_arena::get(arena)->attach(driver, device).c_str());
+    *warning = last_error;
+    return HSX_OK;
+  });
+}
+
+int hsx_submit_device_copies(hsx_arena* arena, uint32_t device, const hsx_copy* copies, size_t num_copies, void* stream,
+                             uint64_t* submission) {
+  return guard([&] {
+    if (num_copies > 0) need(copies, "copies");
+    need(submission, "submission");
+    *submission = hsx_arena::get(arena)->submit_copies(copies, num_copies, static_cast<int>(device), stream);
     return HSX_OK;
   });
 }

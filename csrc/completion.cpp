@@ -13,8 +13,7 @@ namespace {
 constexpr uint64_t kSweepUs = 100000;
 }
 
-Completion::Completion(Arena& arena, Driver& driver)
-    : arena_(arena), driver_(driver), thread_(start_thread("hsx-done", [this] { run(); })) {}
+Completion::Completion(Arena& arena) : arena_(arena), thread_(start_thread("hsx-done", [this] { run(); })) {}
 
 Completion::~Completion() { stop(); }
 
@@ -82,9 +81,9 @@ void Completion::run() {
 }
 
 void Completion::finish(const Submission& submission) {
-  if (submission.event == 0) return arena_.finish_seal(submission.slots.front(), submission.failed);
+  if (submission.driver == nullptr) return arena_.finish_seal(submission.slots.front(), submission.failed);
   std::string error;
-  while (!driver_.wait(submission.event, kSweepUs, &error)) sweep_if_due();
+  while (!submission.driver->wait(submission.event, kSweepUs, &error)) sweep_if_due();
   arena_.finish_copies(submission.slots, submission.num_copies, submission.num_rows, submission.num_bytes, error);
 }
 

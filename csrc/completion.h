@@ -14,7 +14,8 @@
 namespace hsx {
 
 struct Submission {
-  uint64_t event = 0;  // of the driver; 0 for a seal
+  Driver* driver = nullptr;  // null for a seal
+  uint64_t event = 0;        // of the driver
   std::vector<hsx_slot> slots;
   uint64_t num_copies = 0, num_rows = 0, num_bytes = 0;
   bool failed = false;  // of a seal
@@ -22,7 +23,7 @@ struct Submission {
 
 class Completion {
  public:
-  Completion(Arena& arena, Driver& driver);
+  explicit Completion(Arena& arena);
   ~Completion();  // finishes what is queued
 
   uint64_t push(Submission submission);  // its number, from 1
@@ -35,7 +36,6 @@ class Completion {
   void sweep_if_due();
 
   Arena& arena_;
-  Driver& driver_;
   std::mutex mutex_;
   std::condition_variable queued_, done_;
   std::deque<Submission> queue_;

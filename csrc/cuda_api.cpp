@@ -2,17 +2,23 @@
 
 #include <dlfcn.h>
 
+#include "process.h"
+
 namespace hsx {
 namespace {
 
 CudaApi load() {
   CudaApi api = {};
+  api.epoch = process_epoch();
   // Local: our symbols must not shadow the ones torch resolved.
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     api.unavailable = "CUDA's driver library does not load (" + std::string(dlerror()) + ")";
     return api;
   }
+#define X(member, symbol, arguments) api.member = reinterpret_cast<CUresult(*) arguments>(dlsym(library, symbol));
+  HSX_CUDA_OPTIONAL_FUNCTIONS(X)
+#undef X
 #define X(member, symbol, arguments)                                            \
   api.member = reinterpret_cast<CUresult(*) arguments>(dlsym(library, symbol)); \
   if (api.member == nullptr && api.unavailable.empty())                         \
@@ -22,12 +28,13 @@ CudaApi load() {
   HSX_CUDA_FUNCTIONS(X)
 #undef X
   if (!api.unavailable.empty()) return api;
-  int num_devices = 0;
   CUresult result = api.init(0);
-  if (result == kCudaSuccess) result = api.device_get_count(&num_devices);
-  if (result != kCudaSuccess)
+  if (result == kCudaSuccess) result = api.device_get_count(&api.num_devices);
+  if (result == kCudaNotInitialized)
+    api.unavailable = "CUDA was initialised before this process was forked: start processes with spawn";
+  else if (result != kCudaSuccess)
     api.unavailable = "CUDA does not start (" + api.describe(result) + ")";
-  else if (num_devices == 0)
+  else if (api.num_devices == 0)
     api.unavailable = "CUDA sees no device";
   return api;
 }

@@ -1,206 +1,184 @@
-// The copy engine of a GPU: copies on a stream of our own, behind an event on the caller's, in the device's primary context (torch's).
-#include <algorithm>
-#include <deque>
-#include <mutex>
-#include <utility>
+#include "cuda_driver.h"
 
-#include "cuda_api.h"
-#include "driver.h"
+#include <sys/prctl.h>
+
+#include <chrono>
+
 #include "error.h"
 #include "futex.h"
+#include "process.h"
 #include "rows.h"
 
 namespace hsx {
 namespace {
 
-class CudaDriver : public Driver {
- public:
-  explicit CudaDriver(uint32_t ordinal) : api_(cuda_api()) {
-    if (!api_.unavailable.empty()) fail(HSX_E_UNAVAILABLE, "driver cuda: %s", api_.unavailable.c_str());
-    int num_devices = 0;
-    api_.device_get_count(&num_devices);
-    if (ordinal >= static_cast<uint32_t>(num_devices))
-      fail(HSX_E_UNAVAILABLE, "driver cuda: there is no device %u, CUDA sees %d", ordinal, num_devices);
-    need(api_.device_get(&device_, static_cast<int>(ordinal)), "cuDeviceGet");
-    need(api_.ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
-    Current current(*this);
-    CUresult result = api_.stream_create(&stream_, kStreamNonBlocking);
-    if (result == kCudaSuccess) result = api_.event_create(&caller_event_, kEventDisableTiming);
-    if (result == kCudaSuccess) return;
-    release();
-    need(result, "cuStreamCreate or cuEventCreate");
-  }
-
-  ~CudaDriver() override {
-    Current current(*this);
-    api_.stream_synchronize(stream_);
-    for (Submitted& left : submitted_) spare_events_.push_back(left.done);
-    for (CUevent event : spare_events_)
-      if (event != nullptr) api_.event_destroy(event);
-    if (registered_ != nullptr) api_.host_unregister(registered_);
-    release();
-  }
-
-  void register_memory(void* base, uint64_t bytes) override {
-    Current current(*this);
-    // Not pinned (a memlock limit, say), the copies go through the driver's bounce buffer: slower, not wrong.
-    if (api_.host_register(base, bytes, kHostRegisterPortable) == kCudaSuccess) registered_ = base;
-  }
-
-  uint64_t submit(std::vector<CopyOp> ops, void* stream) override {
-    Current current(*this);
-    Submitted submitted;
-    CUresult result = current.result;
-    const char* call = "cuCtxPushCurrent";
-    auto then = [&](const char* name, auto&& step) {
-      if (result != kCudaSuccess) return;
-      call = name;
-      result = step();
-    };
-    then("cuEventRecord", [&] { return api_.event_record(caller_event_, static_cast<CUstream>(stream)); });
-    then("cuStreamWaitEvent", [&] { return api_.stream_wait_event(stream_, caller_event_, 0); });
-    for (const CopyOp& op : ops) then("cuMemcpyAsync", [&] { return queue(op); });
-    if (result != kCudaSuccess) submitted.error = sentence(call, result);
-    // Also behind a failed copy: those before it may be under way, and their memory is in use until then.
-    submitted.done = spare_event();
-    if (submitted.done != nullptr) {
-      result = api_.event_record(submitted.done, stream_);
-      if (result != kCudaSuccess && submitted.error.empty()) submitted.error = sentence("cuEventRecord", result);
-    } else if (submitted.error.empty()) {
-      submitted.error = "no event to wait for: cuEventCreate failed";
-    }
-    for (const CopyOp& op : ops)
-      if (op.digests != nullptr) submitted.digested.push_back(op);
-    std::lock_guard<std::mutex> guard(mutex_);
-    submitted_.push_back(std::move(submitted));
-    return ++num_submitted_;
-  }
-
-  bool wait(uint64_t, uint64_t timeout_us, std::string* error) override {
-    Current current(*this);
-    Submitted* submitted;
-    {
-      std::lock_guard<std::mutex> guard(mutex_);
-      submitted = &submitted_.front();  // deque: stays where it is while others are queued behind it
-    }
-    CUresult result = current.result;
-    if (result == kCudaSuccess)
-      result = submitted->done == nullptr ? api_.stream_synchronize(stream_) : poll(submitted->done, timeout_us);
-    if (result == kCudaNotReady) return false;
-    *error = submitted->error;
-    if (result != kCudaSuccess && error->empty()) *error = sentence("cuEventQuery", result);
-    // From where the bytes landed; a kernel that digests them on the device comes with csrc/kernels.
-    if (error->empty())
-      for (CopyOp& op : submitted->digested) {
-        op.src = op.dst;
-        op.src_stride_bytes = op.dst_stride_bytes;
-        op.dst = nullptr;
-        copy_rows(op);
-      }
-    std::lock_guard<std::mutex> guard(mutex_);
-    if (submitted->done != nullptr) spare_events_.push_back(submitted->done);
-    submitted_.pop_front();
-    return true;
-  }
-
- private:
-  struct Submitted {
-    CUevent done = nullptr;
-    std::vector<CopyOp> digested;
-    std::string error;
-  };
-
-  // The primary context on this thread, and what was there before afterwards.
-  struct Current {
-    explicit Current(CudaDriver& driver) : driver(driver), result(driver.api_.ctx_push(driver.context_)) {}
-    ~Current() {
-      CUcontext popped;
-      if (result == kCudaSuccess) driver.api_.ctx_pop(&popped);
-    }
-    CudaDriver& driver;
-    CUresult result;
-  };
-
-  void need(CUresult result, const char* call) {
-    if (result != kCudaSuccess) fail(HSX_E_UNAVAILABLE, "driver cuda: %s", sentence(call, result).c_str());
-  }
-
-  std::string sentence(const char* call, CUresult result) {
-    return std::string(call) + " failed: " + api_.describe(result);
-  }
-
-  CUresult queue(const CopyOp& op) {
-    if (op.row_bytes == 0) return kCudaSuccess;
-    auto src = reinterpret_cast<CUdeviceptr>(op.src), dst = reinterpret_cast<CUdeviceptr>(op.dst);
-    if (op.src_stride_bytes == op.row_bytes && op.dst_stride_bytes == op.row_bytes)
-      return api_.memcpy_async(dst, src, op.row_bytes * op.num_rows, stream_);
-    constexpr uint64_t kMaxPitch = INT32_MAX;
-    uint64_t narrow = std::min(op.src_stride_bytes, op.dst_stride_bytes);
-    uint64_t wide = std::max(op.src_stride_bytes, op.dst_stride_bytes);
-    if (narrow >= op.row_bytes && wide <= kMaxPitch) {
-      CudaMemcpy2D copy = {};
-      copy.srcMemoryType = kMemoryUnified;
-      copy.srcDevice = src;
-      copy.srcPitch = op.src_stride_bytes;
-      copy.dstMemoryType = kMemoryHost;
-      copy.dstHost = op.dst;
-      copy.dstPitch = op.dst_stride_bytes;
-      copy.WidthInBytes = op.row_bytes;
-      copy.Height = op.num_rows;
-      return api_.memcpy_2d_async(&copy, stream_);
-    }
-    for (uint64_t row = 0; row < op.num_rows; ++row)  // one row broadcast, or strides that no pitch can be
-      if (CUresult result = api_.memcpy_async(dst + row * op.dst_stride_bytes, src + row * op.src_stride_bytes,
-                                              op.row_bytes, stream_))
-        return result;
-    return kCudaSuccess;
-  }
-
-  CUevent spare_event() {
-    {
-      std::lock_guard<std::mutex> guard(mutex_);
-      if (!spare_events_.empty()) {
-        CUevent event = spare_events_.back();
-        spare_events_.pop_back();
-        return event;
-      }
-    }
-    CUevent event = nullptr;
-    return api_.event_create(&event, kEventDisableTiming) == kCudaSuccess ? event : nullptr;
-  }
-
-  // cuEventSynchronize has no timeout; a query takes about a microsecond.
-  CUresult poll(CUevent event, uint64_t timeout_us) {
-    uint64_t start = now_us(), deadline = deadline_us(timeout_us);
-    for (;;) {
-      CUresult result = api_.event_query(event);
-      uint64_t now = now_us();
-      if (result != kCudaNotReady || now >= deadline) return result;
-      timespec pause = {0, now - start < 2000 ? 10000 : 50000};
-      nanosleep(&pause, nullptr);
-    }
-  }
-
-  void release() {
-    if (caller_event_ != nullptr) api_.event_destroy(caller_event_);
-    if (stream_ != nullptr) api_.stream_destroy(stream_);
-    api_.ctx_release(device_);
-  }
-
-  const CudaApi& api_;
-  CUdevice device_ = 0;
-  CUcontext context_ = nullptr;
-  CUstream stream_ = nullptr;
-  CUevent caller_event_ = nullptr;  // recorded again for each submission; what waits for it has taken note by then
-  void* registered_ = nullptr;
-  std::mutex mutex_;
-  std::deque<Submitted> submitted_;
-  std::vector<CUevent> spare_events_;
-  uint64_t num_submitted_ = 0;
-};
+constexpr CUresult kAlreadyRegistered = 712;
 
 }  // namespace
 
-std::unique_ptr<Driver> make_cuda_driver(uint32_t device) { return std::make_unique<CudaDriver>(device); }
+CudaDriver::CudaDriver(uint32_t ordinal, bool pinned)
+    : device_(CudaDevice::get(ordinal)), api_(device_.api), pinned_(pinned) {
+  CudaDevice::Current current(device_);
+  device_.need(current.result, "cuCtxPushCurrent");
+  try {
+    stream_ = device_.make_stream(false);
+    kernel_stream_ = device_.make_stream(true);
+    device_.need(api_.event_create(&digests_done_, kEventDisableTiming), "cuEventCreate");
+    device_.need(api_.event_create(&small_done_, kEventDisableTiming), "cuEventCreate");
+  } catch (...) {
+    release();
+    throw;
+  }
+  thread_ = start_thread("hsx-cuda", [this] { run(); });
+}
+
+CudaDriver::~CudaDriver() {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    stopping_ = true;
+  }
+  submitted_.notify_one();
+  thread_.join();
+  CudaDevice::Current current(device_);
+  api_.stream_synchronize(kernel_stream_);
+  api_.stream_synchronize(stream_);
+  if (registered_ != nullptr) api_.host_unregister(registered_);
+  for (Batch& batch : batches_)
+    for (Piece& piece : batch.pieces) spare_events_.push_back(piece.done);
+  for (CUevent event : spare_events_) api_.event_destroy(event);
+  release();
+}
+
+void CudaDriver::release() {
+  for (CUevent event : {digests_done_, small_done_})
+    if (event != nullptr) api_.event_destroy(event);
+  for (CUstream stream : {stream_, kernel_stream_})
+    if (stream != nullptr) api_.stream_destroy(stream);
+}
+
+std::string CudaDriver::register_memory(void* base, uint64_t bytes) {
+  if (!pinned_) return "pinning is off (driver cuda-unpinned)";
+  CudaDevice::Current current(device_);
+  // Portable: for every device of this process that sends through this region.
+  CUresult result = api_.host_register(base, bytes, kHostRegisterPortable);
+  if (result == kCudaSuccess) registered_ = base;
+  mapped_ = result == kCudaSuccess || result == kAlreadyRegistered;
+  return mapped_ ? "" : device_.sentence(result, "cuMemHostRegister");
+}
+
+uint64_t CudaDriver::submit(std::vector<CopyOp> ops, void* stream) {
+  CudaDevice::Current current(device_);
+  Batch batch;
+  batch.ops = std::move(ops);
+  CUresult result = current.result;
+  auto caller = static_cast<CUstream>(stream);
+  if (result == kCudaSuccess) {
+    // An event recorded here would become a part of the graph, and ours would wait for the graph's replays.
+    int capturing = 0;
+    if (api_.stream_is_capturing(caller, &capturing) != kCudaSuccess || capturing != 0)
+      fail(HSX_E_INVALID, "submit_copies: the stream captures a graph; send after its replay, with snapshot");
+    batch.ready = take_event();
+    if (batch.ready == nullptr)
+      batch.error = "cuEventCreate failed";
+    else if ((result = api_.event_record(batch.ready, caller)) != kCudaSuccess)
+      batch.error = device_.sentence(result, "cuEventRecord");
+  } else {
+    batch.error = device_.sentence(result, "cuCtxPushCurrent");
+  }
+  uint64_t number;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    batches_.push_back(std::move(batch));
+    number = ++num_submitted_;
+  }
+  submitted_.notify_one();
+  return number;
+}
+
+bool CudaDriver::wait(uint64_t event, uint64_t timeout_us, std::string* error) {
+  static thread_local const int slack = prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // sleeps of 10 us take 60 without it
+  (void)slack;
+  uint64_t deadline = deadline_us(timeout_us);
+  Batch* batch;
+  {
+    std::unique_lock<std::mutex> guard(mutex_);
+    if (!queued_.wait_for(guard, std::chrono::microseconds(timeout_us), [&] { return num_queued_ >= event; }))
+      return false;
+    batch = &batches_.front();
+  }
+  CudaDevice::Current current(device_);
+  while (!batch->pieces.empty()) {
+    Piece& piece = batch->pieces.front();
+    CUresult result = poll(piece.done, deadline);
+    if (result == kCudaNotReady) return false;
+    if (result != kCudaSuccess && batch->error.empty()) batch->error = device_.sentence(result, "cuEventQuery");
+    if (batch->error.empty())
+      for (const Landed& landed : piece.landed) add_to_marks(batch->ops[landed.op], landed.row, landed.num_rows);
+    give_event(piece.done);
+    batch->pieces.pop_front();
+  }
+  *error = batch->error;
+  if (error->empty() && batch->digest_on_host)  // from where the bytes landed
+    for (CopyOp op : batch->ops) {
+      op.src = op.dst;
+      op.src_stride_bytes = op.dst_stride_bytes;
+      op.dst = nullptr;
+      copy_rows(op);
+    }
+  std::lock_guard<std::mutex> guard(mutex_);
+  batches_.pop_front();
+  return true;
+}
+
+// cuEventSynchronize has no timeout; a query takes about a microsecond.
+CUresult CudaDriver::poll(CUevent event, uint64_t deadline) {
+  uint64_t start = now_us();
+  for (;;) {
+    CUresult result = api_.event_query(event);
+    uint64_t now = now_us();
+    if (result != kCudaNotReady || now >= deadline) return result;
+    timespec pause = {0, now - start < 2000 ? 10000 : 50000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+void CudaDriver::run() {
+  std::unique_lock<std::mutex> guard(mutex_);
+  for (;;) {
+    submitted_.wait(guard, [&] { return stopping_ || num_queued_ < num_submitted_; });
+    if (num_queued_ == num_submitted_) return;
+    Batch* batch = &batches_[batches_.size() - (num_submitted_ - num_queued_)];
+    guard.unlock();
+    {
+      CudaDevice::Current current(device_);
+      queue(*batch);
+    }
+    guard.lock();
+    ++num_queued_;
+    queued_.notify_one();
+  }
+}
+
+CUevent CudaDriver::take_event() {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (!spare_events_.empty()) {
+      CUevent event = spare_events_.back();
+      spare_events_.pop_back();
+      return event;
+    }
+  }
+  CUevent event = nullptr;
+  return api_.event_create(&event, kEventDisableTiming) == kCudaSuccess ? event : nullptr;
+}
+
+void CudaDriver::give_event(CUevent event) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  spare_events_.push_back(event);
+}
+
+std::unique_ptr<Driver> make_cuda_driver(uint32_t device, bool pinned) {
+  return std::make_unique<CudaDriver>(device, pinned);
+}
 
 }  // namespace hsx

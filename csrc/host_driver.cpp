@@ -25,7 +25,7 @@ class HostDriver : public Driver {
     thread_.join();
   }
 
-  void register_memory(void*, uint64_t) override {}
+  std::string register_memory(void*, uint64_t) override { return ""; }
 
   uint64_t submit(std::vector<CopyOp> ops, void*) override {
     uint64_t event;
@@ -55,7 +55,10 @@ class HostDriver : public Driver {
       queue_.pop_front();
       guard.unlock();
       if (!faulty_ || num_done_ % 2 == 0)
-        for (const CopyOp& op : ops) copy_rows(op);
+        for (const CopyOp& op : ops) {
+          copy_rows(op);
+          add_to_marks(op, 0, op.num_rows);
+        }
       guard.lock();
       ++num_done_;
       done_.notify_one();

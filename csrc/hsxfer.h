@@ -62,6 +62,8 @@ typedef struct hsx_sample_spec {  // what begin needs; all memory is the caller'
   uint32_t head_bytes;
   uint32_t tail_capacity_bytes;
   uint32_t consumers;
+  uint64_t marks_offset;  // of the watermarks in the data
+  uint64_t num_marks;     // u64 each; they start at 0
 } hsx_sample_spec;
 
 typedef struct hsx_copy {  // num_rows rows of row_bytes each
@@ -74,6 +76,9 @@ typedef struct hsx_copy {  // num_rows rows of row_bytes each
   uint64_t digest_offset;        // of the first row's digest in the slot's data, or HSX_NO_DIGEST
   uint64_t digest_stride_bytes;  // from row to row; 8 for one plane
   hsx_slot slot;
+  uint64_t mark_offset;    // of the tensor's first watermark in the slot's data
+  uint64_t rows_per_mark;  // 0: none
+  uint64_t first_row;      // of the tensor, what is copied first
 } hsx_copy;
 
 typedef struct hsx_stats {
@@ -97,6 +102,11 @@ int hsx_arena_data(hsx_arena* arena, hsx_slot slot, void** data, uint64_t* data_
 
 // All copies are one submission: one event, in order behind `stream` (the caller's; NULL for the host). Submissions complete in order.
 int hsx_submit_copies(hsx_arena* arena, const hsx_copy* copies, size_t num_copies, void* stream, uint64_t* submission);
+// Lets copies come from the memory of a GPU; `driver` is "cuda". *warning: "", or why the arena could not be pinned (copies are slower then);
+// valid until this thread's next failed call.
+int hsx_arena_attach(hsx_arena* arena, const char* driver, uint32_t device, const char** warning);
+int hsx_submit_device_copies(hsx_arena* arena, uint32_t device, const hsx_copy* copies, size_t num_copies, void* stream,
+                             uint64_t* submission);
 // Behind everything submitted before: writes the tail, then state `ready` (failed == 0) or `failed`; the latter gives the payload back.
 int hsx_submit_seal(hsx_arena* arena, hsx_slot slot, const void* tail, uint32_t tail_bytes, int failed,
                     uint64_t* submission);

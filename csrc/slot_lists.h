@@ -26,6 +26,7 @@ struct SlotInfo {
   uint64_t extent_offset = 0, extent_bytes = 0;
   uint64_t data_offset = 0, data_bytes = 0;  // in the extent
   uint64_t payload_bytes = 0;
+  uint64_t marks_offset = 0, num_marks = 0;  // watermarks, in the data
   uint64_t key_hash = 0;
   uint64_t settled_us = 0;  // when it became ready or failed
   uint32_t key_bytes = 0, head_bytes = 0;

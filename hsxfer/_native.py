@@ -57,6 +57,8 @@ class SampleSpec(Structure):
         ("head_bytes", c_uint32),
         ("tail_capacity_bytes", c_uint32),
         ("consumers", c_uint32),
+        ("marks_offset", c_uint64),
+        ("num_marks", c_uint64),
     ]
 
 
@@ -71,6 +73,9 @@ class Copy(Structure):
         ("digest_offset", c_uint64),
         ("digest_stride_bytes", c_uint64),
         ("slot", Slot),
+        ("mark_offset", c_uint64),
+        ("rows_per_mark", c_uint64),
+        ("first_row", c_uint64),
     ]
 
 
@@ -123,6 +128,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hsx_arena_wait_space": [c_void_p, c_uint64],
     "hsx_arena_data": [c_void_p, Slot, POINTER(c_void_p), POINTER(c_uint64)],
     "hsx_submit_copies": [c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_uint64)],
+    "hsx_arena_attach": [c_void_p, c_char_p, c_uint32, POINTER(c_char_p)],
+    "hsx_submit_device_copies": [c_void_p, c_uint32, c_void_p, c_size_t, c_void_p, POINTER(c_uint64)],
     "hsx_submit_seal": [c_void_p, Slot, c_char_p, c_uint32, c_int, POINTER(c_uint64)],
     "hsx_wait_done": [c_void_p, c_uint64, c_uint64, POINTER(c_uint64)],
     "hsx_arena_stats": [c_void_p, POINTER(Stats)],

@@ -15,7 +15,7 @@ from .arena import WAIT_SLICE_S, Arena
 from .errors import TransferTimeout
 from .ticket import Plan
 
-_COPY = struct.Struct("=9QII")
+_COPY = struct.Struct("=9QII24x")
 assert _COPY.size == ctypes.sizeof(_native.Copy)
 
 
