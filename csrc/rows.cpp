@@ -18,10 +18,14 @@ uint64_t term(uint64_t word, uint64_t key) {
   return (x & 0xFFFFFFFF) * (x >> 32) + x;
 }
 
-void copy_only(const CopyOp& op) {
-  if (op.dst == nullptr) return;
+void copy_only(const CopyOp& op, const RowKernels& kernels) {
+  uint64_t bytes = op.row_bytes * op.num_rows;
+  if (op.dst == nullptr || bytes == 0) return;
   if (op.row_bytes == op.src_stride_bytes && op.row_bytes == op.dst_stride_bytes) {
-    std::memcpy(op.dst, op.src, op.row_bytes * op.num_rows);
+    if (bytes >= kStreamBytes && kernels.stream != nullptr)
+      kernels.stream(static_cast<uint8_t*>(op.dst), static_cast<const uint8_t*>(op.src), bytes);
+    else
+      std::memcpy(op.dst, op.src, bytes);
     return;
   }
   for (uint64_t row = 0; row < op.num_rows; ++row)
@@ -63,10 +67,10 @@ uint64_t row_generic(uint8_t* dst, const uint8_t* src, uint64_t bytes, bool) {
 const RowKernels* find_kernels(const char* name) {
   static const RowKernels all[] = {
 #if defined(__x86_64__)
-      {"avx512", row_avx512},
-      {"avx2", row_avx2},
+      {"avx512", row_avx512, stream_avx2},
+      {"avx2", row_avx2, stream_avx2},
 #endif
-      {"generic", row_generic}};
+      {"generic", row_generic, nullptr}};
   for (const RowKernels& kernels : all) {
     if (std::strcmp(kernels.name, name) != 0) continue;
 #if defined(__x86_64__)
@@ -89,7 +93,7 @@ const RowKernels& best_kernels() {
 }
 
 void copy_rows(const CopyOp& op, const RowKernels& kernels) {
-  if (op.digests == nullptr) return copy_only(op);
+  if (op.digests == nullptr) return copy_only(op, kernels);
   each_digest(op, kernels, [&](uint64_t row, uint64_t digest) {
     *at(op.digests, op.digest_stride_bytes, row) = digest;
     return true;

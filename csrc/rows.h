@@ -14,9 +14,13 @@ constexpr uint64_t kDigestBytes = 0xD6E8FEB86659FD93;  // times the row's bytes
 // One row: the digest, and its bytes to `dst` unless that is null. `stream`: past the caches, where it can be.
 using RowKernel = uint64_t (*)(uint8_t* dst, const uint8_t* src, uint64_t bytes, bool stream);
 
+// Without a digest, past the caches.
+using CopyKernel = void (*)(uint8_t* dst, const uint8_t* src, uint64_t bytes);
+
 struct RowKernels {
   const char* name;
   RowKernel digest;
+  CopyKernel stream;  // null: memcpy does as well
 };
 const RowKernels& best_kernels();                  // for this CPU
 const RowKernels* find_kernels(const char* name);  // null if this CPU lacks them
@@ -25,6 +29,7 @@ uint64_t row_generic(uint8_t* dst, const uint8_t* src, uint64_t bytes, bool stre
 #if defined(__x86_64__)
 uint64_t row_avx2(uint8_t* dst, const uint8_t* src, uint64_t bytes, bool stream);
 uint64_t row_avx512(uint8_t* dst, const uint8_t* src, uint64_t bytes, bool stream);
+void stream_avx2(uint8_t* dst, const uint8_t* src, uint64_t bytes);
 #endif
 
 void copy_rows(const CopyOp& op, const RowKernels& kernels = best_kernels());
