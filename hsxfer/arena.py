@@ -23,6 +23,10 @@ def check_not_forked(pid: int, what: str) -> None:
         )
 
 
+class ReaderClosed(TransportUnavailable):
+    """This reader was closed, with its source or because its arena was unlinked."""
+
+
 class Arena:
     """The producing side: one region, slots of any size in it, a queue of copies into them. Thread-safe."""
 
@@ -42,6 +46,7 @@ class Arena:
         self._handle: ctypes.c_void_p | None = handle
         self.path = path
         self.capacity_bytes = capacity_bytes
+        self._region_bytes = self.stats()["region_bytes"]
 
     def begin(
         self, key: bytes, head: bytes, data_bytes: int, payload_bytes: int, tail_capacity: int, consumers: int
@@ -52,8 +57,10 @@ class Arena:
         code = self._lib.fast.hsx_arena_begin(self._open(), byref(spec), byref(slot))
         if code == _native.FULL:
             message = str(self._lib.error(code))
-            free = self.capacity_bytes - self.stats()["payload_bytes"]
-            raise StoreFull(message, payload_bytes, free, self.capacity_bytes)
+            used = self.stats()
+            if data_bytes > self._region_bytes:  # rows so narrow that their digests are what does not fit, ever
+                raise StoreFull(message, data_bytes, self._region_bytes - used["extent_bytes"], self._region_bytes)
+            raise StoreFull(message, payload_bytes, self.capacity_bytes - used["payload_bytes"], self.capacity_bytes)
         self._lib.check(code)
         return slot
 
@@ -105,6 +112,7 @@ class Lease:
         self._reader: ArenaReader | None = reader
         self._raw = raw
         self.sequence: int = raw.sequence
+        self.generation: tuple[int, int] = (raw.slot, raw.generation)  # never seen twice in an arena
 
     @property
     def head(self) -> dict[str, Any]:
@@ -148,7 +156,7 @@ class ArenaReader:
         """Waits up to `timeout_s`, in one go. Raises `TransferTimeout`, `SampleLost` with the fate, `SampleFailed` with the reason."""
         with self._lock:
             if self._handle is None or self._closing:
-                raise TransportUnavailable(f"reader of {os.path.basename(self.path)} is closed")
+                raise ReaderClosed(f"reader of {os.path.basename(self.path)} is closed")
             self._leases += 1  # keeps the handle open during the wait
         raw = _native.Lease()
         code = _native.SYSTEM
@@ -180,12 +188,14 @@ class ArenaReader:
         """Whether the producer lives, and whether it closed the arena in order."""
         with self._lock:
             if self._handle is None:
-                raise TransportUnavailable(f"reader of {os.path.basename(self.path)} is closed")
+                raise ReaderClosed(f"reader of {os.path.basename(self.path)} is closed")
             alive, closed = ctypes.c_int(), ctypes.c_int()
             self._lib.check(self._lib.fast.hsx_reader_alive(self._handle, byref(alive), byref(closed)))
             return bool(alive.value), bool(closed.value)
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # and not a look at the lock, which a forked child may find held for ever
         with self._lock:
             self._closing = True
             self._close_if_idle()
@@ -208,7 +218,7 @@ class ArenaReader:
             self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._closing and not self._leases and self._handle is not None and os.getpid() == self._pid:
+        if self._closing and not self._leases and self._handle is not None:
             handle, self._handle = self._handle, None
             self._lib.fast.hsx_reader_close(handle)
 

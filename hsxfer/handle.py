@@ -170,6 +170,14 @@ def check_key(key: Any) -> str:
     return str(key)
 
 
+def check_rid(rid: Any) -> str | None:
+    return _optional_text(rid, "rid")
+
+
+def check_consumers(consumers: Any) -> int:
+    return _bounded(consumers, "consumers", 1, 65535)
+
+
 def check_tensors(tensors: Mapping[str, tuple[Iterable[int], str]]) -> dict[str, TensorSpec]:
     """`{name: (shape, dtype)}` -> specs; all of them with the same number of rows."""
     table = {

@@ -66,13 +66,13 @@ def _aligned(offset: int) -> int:
 
 def encode_head(handle: Handle, layout: Layout, meta: Mapping[str, Any] | None) -> bytes:
     """What the arena says about a sample (docs/format.md, 4). Raises `ConfigError` for a `meta` that is not small JSON."""
-    head = {
-        "handle": handle.to_dict(),
-        "token_ids": "token_ids" in layout.placements,
-        "meta": dict(meta or {}),
-        "tensors": {name: placement.to_dict() for name, placement in layout.placements.items()},
-    }
     try:
+        head = {
+            "handle": handle.to_dict(),
+            "token_ids": "token_ids" in layout.placements,
+            "meta": dict(meta or {}),
+            "tensors": {name: placement.to_dict() for name, placement in layout.placements.items()},
+        }
         encoded = json.dumps(head, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"meta must be JSON: {error}") from None

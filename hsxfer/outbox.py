@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import threading
@@ -65,9 +66,8 @@ class Outbox:
     def _reap(self) -> None:
         done = 0
         while not self._stopping:
-            try:
+            with contextlib.suppress(TransferTimeout):
                 done = self._arena.wait_done(done, WAIT_SLICE_S)
-            except TransferTimeout:
-                continue
+            # Also after a timeout: `submit` may have been slower to list its owners than the copies to be done.
             while self._in_flight and self._in_flight[0][0] <= done:
                 self._in_flight.popleft()

@@ -11,7 +11,7 @@ from .arena import Lease
 from .errors import ConfigError, HandleError, IntegrityError, SampleLost
 from .handle import Handle, TensorSpec, token_hash, token_ids_array
 from .layout import Placement
-from .tensors import bad_rows, empty, memory_at, view
+from .tensors import bad_rows, check_dtype, empty, memory_at, view
 
 TOKEN_IDS = "token_ids"
 
@@ -70,6 +70,7 @@ class Sample:
         for name in self._names:
             if name not in handle.tensors:
                 raise ConfigError(f"sample {handle.key!r} has no tensor {name!r}, but {', '.join(handle.tensors)}")
+            check_dtype(framework, handle.tensors[name].dtype)
         self.meta: dict[str, Any] = {}
         self._parts: list[Part] = []
         self._tensors: dict[str, Any] = {}

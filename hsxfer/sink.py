@@ -16,8 +16,17 @@ from typing import Any
 from . import _native
 from .arena import WAIT_SLICE_S, Arena, check_not_forked
 from .config import Options
-from .errors import ConfigError, StoreFull, TransportUnavailable
-from .handle import Handle, TensorSpec, check_key, check_tensors, token_hash, token_ids_array
+from .errors import ConfigError, HandleError, StoreFull, TransportUnavailable
+from .handle import (
+    Handle,
+    TensorSpec,
+    check_consumers,
+    check_key,
+    check_rid,
+    check_tensors,
+    token_hash,
+    token_ids_array,
+)
 from .layout import Layout, encode_head, place
 from .outbox import Outbox
 from .ranks import Rank, part_rows, senders
@@ -77,7 +86,8 @@ class Sink:
         rows = {name: rows_of(tensor) for name, tensor in tensors.items()}
         shapes = {name: (row.shape, row.dtype) for name, row in rows.items()}
         ticket = self.begin(key, shapes, token_ids=token_ids, meta=meta, rid=rid, consumers=consumers)
-        self._write([(ticket, name, 0, row) for name, row in rows.items()])
+        if self.sends:
+            self._write([(ticket, name, 0, row) for name, row in rows.items()])
         self._num_puts += 1
         return ticket.commit()
 
@@ -203,18 +213,16 @@ class Sink:
         ids = None if token_ids is None else token_ids_array(token_ids)
         if ids is not None and len(ids) != rows:
             raise ConfigError(f"{len(ids)} token_ids for {rows} rows")
-        if not isinstance(consumers, int) or not 1 <= consumers <= 65535:
-            raise ConfigError(f"consumers {consumers!r} is not an integer in 1..65535")
         if key is None:
             with self._lock:
                 self._num_keys += 1
-            key = f"put-{self._num_keys}"
+                key = f"put-{self._num_keys}"
         handle = Handle(
             key=check_key(key),
-            rid=rid,
+            rid=check_rid(rid),
             rows=(0, rows),
             tensors=specs,
-            consumers=consumers,
+            consumers=check_consumers(consumers),
             token_hash=None if ids is None else token_hash(ids),
             **self._identity,
         )
@@ -250,13 +258,17 @@ class Sink:
 
     def _refuse(self, ticket: Ticket, head: bytes, reason: str) -> None:
         assert self._arena is not None
-        handle = ticket.handle
-        slot = self._arena.begin(handle.key.encode(), head, 0, 0, ticket.tail_capacity, handle.consumers)
+        handle, slot = ticket.handle, None
+        try:
+            slot = self._arena.begin(handle.key.encode(), head, 0, 0, ticket.tail_capacity, handle.consumers)
+        except StoreFull as error:
+            log.warning("%s cannot even tell the consumer of %r that it failed: %s", self.store, handle.key, error)
         ticket.refuse(slot, reason)
         with self._lock:
             self._num_refused += 1
 
     def _write(self, writes: list[tuple[Ticket, str, int, Rows]]) -> None:
+        check_not_forked(self._pid, "sink")  # before the lock, which a forked child may find held for ever
         with self._lock:
             self._check_open()
             for ticket, name, start, rows in writes:
@@ -267,6 +279,7 @@ class Sink:
             self._num_writes += len(writes)
 
     def _seal(self, ticket: Ticket, tail: bytes, failed: bool) -> None:
+        check_not_forked(self._pid, "sink")
         with self._lock:
             self._tickets.pop(id(ticket), None)
             if self._outbox is not None and ticket.slot is not None:
@@ -284,8 +297,7 @@ class Sink:
             )
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            check_not_forked(self._pid, "sink")
+        check_not_forked(self._pid, "sink")
         if self._closed:
             raise TransportUnavailable(f"the sink of {self.store} is closed")
 
@@ -314,7 +326,7 @@ def open_sink(
         raise ConfigError("several ranks send: give all of them the same instance=, or HSXFER_INSTANCE")
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", instance):
         raise ConfigError(f"instance {instance!r} is not 1 to 32 characters A-Z a-z 0-9 _ -")
-    identity = {
+    identity: dict[str, Any] = {
         "store": str(parsed),
         "instance": instance,
         "policy": policy,
@@ -323,6 +335,10 @@ def open_sink(
         "layers": None if layers is None else tuple(layers),
         "convention": convention,
     }
+    try:
+        Handle.from_json(Handle(key="k", rows=(0, 0), tensors={"x": TensorSpec("int8", (0,))}, **identity).to_dict())
+    except HandleError as error:
+        raise ConfigError(str(error)) from None
     arena = transport.open_arena(parsed, instance, rank.label) if rank.label in ranks else None
     return Sink(parsed.options, rank, ranks, arena, identity)
 

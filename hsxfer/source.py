@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
-from .arena import WAIT_SLICE_S, ArenaReader, Lease, check_not_forked
+from .arena import WAIT_SLICE_S, ArenaReader, Lease, ReaderClosed, check_not_forked
 from .errors import ConfigError, HandleError, SampleLost, TransferTimeout, TransportUnavailable
 from .handle import Handle, check_key
 from .sample import Part, Sample
@@ -52,7 +53,8 @@ class Source:
         """Waits until the sample is complete and returns it.
 
         `handle`: a Handle, its JSON, its dict, or a sample's key. `names`: only these tensors. `rows`: only these absolute
-        positions, a slice without a step. `framework`: "torch" or "numpy". `verify`: "auto" checks the digests of whatever is
+        positions, a slice without a step. `framework`: "torch", "numpy", or "memoryview", which needs neither and gives
+        floats of 8 and 16 bits as the unsigned integers of their bits. `verify`: "auto" checks the digests of whatever is
         copied, True also those of zero-copy views (one pass over the bytes), False none. `copy=True`: tensors of the
         caller's own instead of read-only views. `ack=False`: does not use one of the sample's `consumers`.
 
@@ -65,29 +67,36 @@ class Source:
         if verify not in (True, False, "auto"):
             raise ConfigError(f"verify={verify!r} is not True, False or 'auto'")
         expected, key = self._identify(handle)
-        deadline = time.monotonic() + timeout_s
+        deadline = _Deadline(timeout_s)
         name = key.encode()
-        # A look without acknowledging first: bad arguments and contradictions must not use the sample up.
-        first, lease = self._find(expected, key, name, deadline)
-        part = Part(lease, expected)
-        if self.name != part.handle.store or key != part.handle.key:
-            raise HandleError(f"the arena describes {key!r} as {part.handle.key!r} of {part.handle.store}")
-        sample = Sample(part.handle, framework, names, rows)
-        readers, parts = [first], [part]
-        if len(part.handle.ranks) > 1:
-            readers = [self._await_reader(part.handle.instance, label, deadline) for label in part.handle.ranks]
-            parts = [Part(self._lease(reader, name, False, deadline), part.handle) for reader in readers]
-        if ack:
-            for reader in readers:
-                reader.lease(name, True, 0.0).release()
-        sample.load(parts, verify, copy)
+        with ExitStack() as on_error:  # a traceback that somebody keeps must not keep the leases
+            # A look without acknowledging first: bad arguments and contradictions must not use the sample up.
+            first, lease = self._find(expected, key, name, deadline)
+            on_error.callback(lease.release)
+            part = Part(lease, expected)
+            if self.name != part.handle.store or key != part.handle.key:
+                raise HandleError(f"the arena describes {key!r} as {part.handle.key!r} of {part.handle.store}")
+            sample = Sample(part.handle, framework, names, rows)
+            readers, parts = [first], [part]
+            if len(part.handle.ranks) > 1:
+                readers = [self._await_reader(part.handle.instance, label, deadline) for label in part.handle.ranks]
+                parts = []
+                for reader in readers:
+                    parts.append(Part(self._lease(reader, name, deadline), part.handle))
+                    on_error.callback(parts[-1].lease.release)
+            if ack:
+                for reader, held in zip(readers, parts, strict=True):
+                    self._acknowledge(reader, name, held.lease)
+            sample.load(parts, verify, copy)
+            on_error.pop_all()
         return sample
 
     def prefetch(self, handles: Iterable[HandleLike], *, depth: int = 4, **options: Any) -> Iterator[Sample]:
         """Yields `get(handle, **options)` for each handle, in order, up to `depth` samples ahead of the loop.
 
-        An error is raised at the sample it belongs to and ends the iteration. Samples fetched ahead count as read, also
-        when the loop stops early.
+        `handles` is read in a thread of its own, so it may be a generator that waits, for a server's replies say. An error
+        is raised at the sample it belongs to and ends the iteration. Samples fetched ahead count as read, also when the loop
+        stops early.
         """
         if depth < 1:
             raise ConfigError(f"depth {depth} is not at least 1")
@@ -96,10 +105,12 @@ class Source:
 
     def close(self) -> None:
         """Samples and tensors already handed out stay valid."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             closed, self._closed = self._closed, True
-        if not closed and os.getpid() == self._pid:
-            self._store.close()
+            if not closed:
+                self._store.close()
 
     def __enter__(self) -> Source:
         return self
@@ -117,32 +128,43 @@ class Source:
             raise HandleError(f"this handle is of {parsed.store}; this source reads {self.name} only")
         return parsed, parsed.key
 
-    def _find(self, handle: Handle | None, key: str, name: bytes, deadline: float) -> tuple[ArenaReader, Lease]:
+    def _find(self, handle: Handle | None, key: str, name: bytes, deadline: _Deadline) -> tuple[ArenaReader, Lease]:
         if handle is not None:
             reader = self._await_reader(handle.instance, handle.ranks[0], deadline)
-            return reader, self._lease(reader, name, False, deadline)
+            return reader, self._lease(reader, name, deadline)
         pause, lost = _POLL_S[0], None
         while True:
             with self._lock:
                 readers = list(self._store.readers())
+            num_gone = 0
             for reader in readers:
                 try:
                     if len(readers) == 1:
-                        return reader, self._lease(reader, name, False, min(deadline, time.monotonic() + WAIT_SLICE_S))
+                        return reader, reader.lease(name, False, min(deadline.left_s(), WAIT_SLICE_S))
                     return reader, reader.lease(name, False, 0.0)
                 except TransferTimeout:
-                    continue
+                    num_gone += not self._alive(reader)
+                except ReaderClosed:
+                    self._check_open()  # else its arena was unlinked
                 except SampleLost as error:
                     lost = error
+            if lost is None and readers and num_gone == len(readers):
+                for reader in readers:  # nobody is left who could publish it; somebody may have before dying
+                    try:
+                        return reader, self._last_look(reader, name)
+                    except SampleLost as error:
+                        lost = error
             if lost is not None:
                 raise lost
-            if time.monotonic() >= deadline:
-                raise TransferTimeout(f"sample {key!r} is in none of the {len(readers)} arenas of {self.name}")
+            if deadline.left_s() <= 0:
+                raise TransferTimeout(
+                    f"sample {key!r} is not ready in any of the {len(readers)} arenas of {self.name} after {deadline}"
+                )
             self._check_open()
             time.sleep(pause)
             pause = min(pause * 2, _POLL_S[1])
 
-    def _await_reader(self, instance: str, label: str, deadline: float) -> ArenaReader:
+    def _await_reader(self, instance: str, label: str, deadline: _Deadline) -> ArenaReader:
         give_up = time.monotonic() + ABSENT_S
         pause = _POLL_S[0]
         while True:
@@ -150,46 +172,61 @@ class Source:
                 reader = self._store.reader(instance, label)
             if reader is not None:
                 return reader
-            now = time.monotonic()
-            if now >= give_up:
+            if time.monotonic() >= give_up:
                 raise SampleLost(
                     f"{self.name} has no arena of rank {label} of server {instance}: it never opened one or is gone",
                     "missing rank",
                 )
-            if now >= deadline:
-                raise TransferTimeout(f"{self.name} has no arena of rank {label} of server {instance} yet")
+            if deadline.left_s() <= 0:
+                raise TransferTimeout(f"{self.name} has no arena of rank {label} of server {instance} after {deadline}")
             self._check_open()
             time.sleep(pause)
             pause = min(pause * 2, _POLL_S[1])
 
-    def _lease(self, reader: ArenaReader, name: bytes, ack: bool, deadline: float) -> Lease:
-        try:
-            return reader.lease(name, ack, 0.0)
-        except TransferTimeout:
-            pass
+    def _lease(self, reader: ArenaReader, name: bytes, deadline: _Deadline) -> Lease:
+        wait_s = 0.0
         while True:
-            left = deadline - time.monotonic()
+            left_s = deadline.left_s()
             try:
-                return reader.lease(name, ack, max(0.0, min(left, WAIT_SLICE_S)))
+                return reader.lease(name, False, min(left_s, wait_s))
+            except ReaderClosed:
+                self._check_open()
+                raise SampleLost(f"sample {name.decode()!r} is gone: closed", "closed") from None
             except TransferTimeout:
-                alive, closed = reader.alive()
-                if not alive:
-                    return self._last_look(reader, name, ack, closed)
-                if left <= 0:
-                    raise
+                if not self._alive(reader):
+                    return self._last_look(reader, name)
+                if left_s <= 0:
+                    raise TransferTimeout(f"sample {name.decode()!r} is not complete after {deadline}") from None
             self._check_open()
+            wait_s = WAIT_SLICE_S
 
-    def _last_look(self, reader: ArenaReader, name: bytes, ack: bool, closed: bool) -> Lease:
+    def _alive(self, reader: ArenaReader) -> bool:
+        try:
+            return reader.alive()[0]
+        except ReaderClosed:
+            self._check_open()
+            return False
+
+    def _last_look(self, reader: ArenaReader, name: bytes) -> Lease:
         """The producer is gone: what it had not published by now will not come."""
         try:
-            return reader.lease(name, ack, 0.0)
+            return reader.lease(name, False, 0.0)
         except TransferTimeout:
-            reason = "closed" if closed else "producer died"
-            raise SampleLost(f"sample {name.decode()!r} is gone: {reason}", reason) from None
+            reason = "closed" if reader.alive()[1] else "producer died"
+        except ReaderClosed:
+            self._check_open()
+            reason = "closed"
+        raise SampleLost(f"sample {name.decode()!r} is gone: {reason}", reason)
+
+    def _acknowledge(self, reader: ArenaReader, name: bytes, held: Lease) -> None:
+        """Uses one of the sample's acknowledgements. Raises `SampleLost` if others have used them all since `held` was taken."""
+        lease = reader.lease(name, True, 0.0)
+        lease.release()
+        if lease.generation != held.generation:
+            raise SampleLost(f"sample {name.decode()!r} is gone: consumed", "consumed")
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            check_not_forked(self._pid, "source")
+        check_not_forked(self._pid, "source")
         if self._closed:
             raise TransportUnavailable(f"the source of {self.name} is closed")
 
@@ -200,22 +237,40 @@ def open_source(url: str) -> Source:
     return Source(str(parsed), transport.open_store(parsed))
 
 
+class _Deadline:
+    """So many seconds from now; prints as what was given."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def __str__(self) -> str:
+        return f"{self._timeout_s:g} s"
+
+
 def _prefetch(source: Source, handles: Iterable[HandleLike], depth: int, options: dict[str, Any]) -> Iterator[Sample]:
+    waiting = iter(handles)
+
+    def fetch() -> Sample | None:
+        for handle in waiting:
+            return source.get(handle, **options)
+        return None
+
     pool = ThreadPoolExecutor(1, "hsxfer-prefetch")
-    ahead: deque[Future[Sample]] = deque()
+    ahead = deque(pool.submit(fetch) for _ in range(depth))
     try:
-        for handle in handles:
-            ahead.append(pool.submit(source.get, handle, **options))
-            while ahead and (len(ahead) > depth or ahead[0].done()):
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        while ahead[0].result() is not None:
+            ahead.append(pool.submit(fetch))
+            yield ahead.popleft().result()  # type: ignore[misc] # bound to no name here: only the loop holds it
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for future in ahead:
             future.add_done_callback(_release_unwanted)
 
 
-def _release_unwanted(future: Future[Sample]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().release()
+def _release_unwanted(future: Future[Sample | None]) -> None:
+    if not future.cancelled() and future.exception() is None and (sample := future.result()) is not None:
+        sample.release()

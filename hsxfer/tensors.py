@@ -1,4 +1,7 @@
-"""torch and numpy <-> (pointer, bytes, dtype): the only file that touches them. Both are imported when first needed, never before."""
+"""torch, numpy and plain buffers <-> (pointer, bytes, dtype): the only file that touches them.
+
+torch and numpy are imported when first needed, never before; a program that passes buffers and asks for memoryviews needs neither.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from typing import Any, NamedTuple
 from .errors import ConfigError
 from .handle import ITEM_BYTES
 
-FRAMEWORKS = ("torch", "numpy")
+FRAMEWORKS = ("torch", "numpy", "memoryview")
 # Where a conjugate or negative bit can be, in place of changed bytes: complex tensors, and the imaginary part of a conjugate.
 _MAY_BE_LAZY = {"complex128", "complex64", "complex32", "float64", "float32", "float16"}
+# Format characters of the buffer protocol; their size is what the buffer says.
+_BUFFER_KINDS = {"bool": "?", "int": "bhilqn", "uint": "BHILQNc", "float": "efd"}
 
 
 class Rows(NamedTuple):
@@ -38,15 +43,16 @@ def rows_of(tensor: Any) -> Rows:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _torch_rows(torch, tensor)
-    numpy = _numpy()
-    if not isinstance(tensor, numpy.ndarray):
-        try:
-            tensor = numpy.asarray(memoryview(tensor))
-        except TypeError:
-            raise ConfigError(
-                f"{type(tensor).__name__} is no tensor: pass a torch tensor, a numpy array or a buffer"
-            ) from None
-    return _numpy_rows(numpy, tensor)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(tensor, numpy.ndarray):
+        return _numpy_rows(numpy, tensor)
+    try:
+        buffer = memoryview(tensor)
+    except TypeError:
+        raise ConfigError(
+            f"{type(tensor).__name__} is no tensor: pass a torch tensor, a numpy array or a buffer"
+        ) from None
+    return _buffer_rows(buffer)
 
 
 def _torch_rows(torch: Any, tensor: Any) -> Rows:
@@ -91,6 +97,22 @@ def _numpy_rows(numpy: Any, array: Any) -> Rows:
     return Rows(array.ctypes.data, array.strides[0], math.prod(shape[1:]) * item, shape[0], shape, dtype, array)
 
 
+def _buffer_rows(buffer: memoryview) -> Rows:
+    """Needs no numpy: token ids go this way, and the tensors of a program that has none."""
+    kind = next((kind for kind, codes in _BUFFER_KINDS.items() if buffer.format.lstrip("@=<") in codes), None)
+    if kind is None:
+        raise ConfigError(f"a buffer of format {buffer.format!r} cannot be sent; convert it first")
+    dtype = kind if kind == "bool" else f"{kind}{8 * buffer.itemsize}"
+    shape = tuple(buffer.shape or ())
+    if not shape:
+        raise ConfigError("a tensor needs at least one dimension, its rows; this one has none")
+    if buffer.readonly or not buffer.c_contiguous:  # Python tells the address of writable memory only
+        buffer = memoryview(bytearray(buffer))
+    pointer = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer.nbytes else 0
+    row_bytes = math.prod(shape[1:]) * ITEM_BYTES[dtype]
+    return Rows(pointer, row_bytes, row_bytes, shape[0], shape, dtype, buffer)
+
+
 def _row_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
     expected = 1
     for extent, step in zip(reversed(shape[1:]), reversed(stride[1:]), strict=True):
@@ -107,28 +129,45 @@ def check_framework(framework: str, device: str) -> None:
         raise ConfigError(
             f"device {str(device)!r}: this transport delivers to host memory; use device='cpu' and move the tensor"
         )
+    if framework != "memoryview":
+        _torch() if framework == "torch" else _numpy()
+
+
+def check_dtype(framework: str, name: str) -> None:
+    """Raises `ConfigError` if `framework` cannot hold this dtype."""
+    _dtype(framework, name)
 
 
 def view(framework: str, memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """A tensor over `memory` (a ctypes array, which the tensor keeps alive); read-only where the framework knows of it."""
     if framework == "numpy":
-        array = _numpy().frombuffer(memory, dtype="uint8").view(_numpy_dtype(dtype)).reshape(shape)
+        array = _numpy().frombuffer(memory, dtype="uint8").view(_dtype(framework, dtype)).reshape(shape)
         array.flags.writeable = False
         return array
+    if framework == "memoryview":
+        return _shaped(memoryview(memory).toreadonly(), dtype, shape)
     torch = _torch()
     if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.frombuffer(memory, dtype=torch.uint8).view(getattr(torch, dtype)).view(shape)
+        return torch.empty(shape, dtype=_dtype(framework, dtype))
+    return torch.frombuffer(memory, dtype=torch.uint8).view(_dtype(framework, dtype)).view(shape)
 
 
 def empty(framework: str, dtype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
     """An uninitialised tensor of its own memory, and its address."""
     if framework == "numpy":
-        array = _numpy().empty(shape, dtype=_numpy_dtype(dtype))
+        array = _numpy().empty(shape, dtype=_dtype(framework, dtype))
         return array, array.ctypes.data
-    torch = _torch()
-    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    if framework == "memoryview":
+        memory = (ctypes.c_char * (math.prod(shape) * ITEM_BYTES[dtype]))()
+        return _shaped(memoryview(memory), dtype, shape), ctypes.addressof(memory)
+    tensor = _torch().empty(shape, dtype=_dtype(framework, dtype))
     return tensor, tensor.data_ptr()
+
+
+def _shaped(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> memoryview:
+    """Python has no memoryview of several dimensions without elements: that one comes flat."""
+    flat = memory.cast("B")
+    return flat.cast(_dtype("memoryview", dtype), shape) if flat.nbytes else flat.cast(_dtype("memoryview", dtype))
 
 
 def memory_at(address: int, num_bytes: int, keep: Any) -> Any:
@@ -139,14 +178,19 @@ def memory_at(address: int, num_bytes: int, keep: Any) -> Any:
 
 
 def bad_rows(tensor: Any) -> tuple[list[int], list[int]]:
-    """Row numbers that hold a NaN or an infinity, and row numbers that are all zero. Floating-point tensors of either framework."""
+    """Row numbers that hold a NaN or an infinity, and row numbers that are all zero. Floating-point tensors of torch or numpy."""
+    if isinstance(tensor, memoryview):
+        raise ConfigError("this check needs framework='torch' or 'numpy'")
+    if math.prod(tensor.shape) == 0:
+        return [], []
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         flat = tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
-        flat = flat.float() if flat.is_floating_point() else flat
+        flat = flat.float() if flat.element_size() < 4 else flat
         return (~flat.isfinite()).any(1).nonzero().flatten().tolist(), (flat == 0).all(1).nonzero().flatten().tolist()
     numpy = _numpy()
-    flat = tensor.reshape(len(tensor), -1).astype("float32")
+    flat = tensor.reshape(len(tensor), -1)
+    flat = flat.astype("float32") if flat.itemsize < 4 else flat
     return numpy.flatnonzero(~numpy.isfinite(flat).all(1)).tolist(), numpy.flatnonzero((flat == 0).all(1)).tolist()
 
 
@@ -154,6 +198,23 @@ def bad_rows(tensor: Any) -> tuple[list[int], list[int]]:
 def _torch_names() -> dict[Any, str]:
     torch = _torch()
     return {getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)}
+
+
+@cache
+def _dtype(framework: str, name: str) -> Any:
+    if framework == "numpy":
+        return _numpy_dtype(name)
+    if framework == "torch":
+        if not hasattr(_torch(), name):
+            raise ConfigError(f"this torch has no {name}")
+        return getattr(_torch(), name)
+    size = ITEM_BYTES[name]
+    if name.startswith("complex"):
+        raise ConfigError(f"memoryview has no {name}: use framework='numpy' or 'torch'")
+    if name in ("float32", "float64", "bool"):
+        return {"float32": "f", "float64": "d", "bool": "?"}[name]
+    code = {1: "b", 2: "h", 4: "i", 8: "q"}[size]
+    return code if name.startswith("int") else code.upper()  # of narrow floats the bits
 
 
 def _numpy_dtype(name: str) -> Any:

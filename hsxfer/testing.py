@@ -27,6 +27,7 @@ from .sink import Sink, open_sink
 from .ticket import Ticket
 
 LAST = 511  # the layer code of `last_hidden_states`
+MAX_DISORDER = 2  # retractions of one request that `disorder` makes: else a long one would never end
 _FIELDS = {"attempt": 1, "request": 6, "position": 8, "layer": 3}  # octal digits of each
 _NUM_DIGITS = sum(_FIELDS.values())
 
@@ -236,7 +237,7 @@ class FakeEngine:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _forward(self, dp: int, queue: list[FakeRequest]) -> list[FakeRequest]:
-        running = [request for request in queue if request.state == "running"]
+        running = [request for request in queue if request.state == "running" and request.attempt < MAX_DISORDER]
         if running and self._random.random() < self._disorder:
             self.retract(self._random.choice(running))
         batch: list[tuple[FakeRequest, int, int]] = []

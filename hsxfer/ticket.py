@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _native
 from .errors import ConfigError
@@ -47,6 +47,10 @@ class Ranges:
             last += 1
         spans[first:last] = [(start, stop)]
 
+    def reaches(self, row: int) -> bool:
+        """Whether `row` or one behind it is in the set."""
+        return bool(self.spans) and row < self.spans[-1][1]
+
     def missing(self, rows: int) -> list[tuple[int, int]]:
         gaps, at = [], 0
         for start, stop in self.spans:
@@ -56,6 +60,16 @@ class Ranges:
         if at < rows:
             gaps.append((at, rows))
         return gaps
+
+
+class _Piece(NamedTuple):
+    """Rows `[start, stop)` at local rows `local...`; `hidden` are those that later writes cover."""
+
+    write: int
+    start: int
+    stop: int
+    local: int
+    hidden: Ranges
 
 
 class Ticket:
@@ -71,7 +85,7 @@ class Ticket:
         self._ended = self._refused = False
         self._failed: str | None = None  # why the sample will have failed, if so
         self._written = {name: Ranges() for name in layout.placements}
-        self._pieces: dict[str, list[tuple[int, int, int, int]]] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
         self._num_writes = 0
 
     def write(self, name: str, start: int, tensor: Any) -> None:
@@ -100,10 +114,11 @@ class Ticket:
         first, self._ended = not self._ended, True
         return first and self.slot is not None and not self._refused
 
-    def refuse(self, slot: _native.Slot, reason: str) -> None:
-        """There was no room: `slot` holds no data, and the sample fails for `reason`."""
+    def refuse(self, slot: _native.Slot | None, reason: str) -> None:
+        """There was no room: `slot` holds no data, and the sample fails for `reason`; without a slot nobody is told."""
         self.slot, self._failed, self._refused = slot, reason, True
-        self._sink._seal(self, *self._tail())
+        if slot is not None:
+            self._sink._seal(self, *self._tail())
 
     def check(self, name: str, start: int, rows: Rows) -> None:
         """Raises `ConfigError` for a write that cannot be."""
@@ -127,18 +142,21 @@ class Ticket:
 
     def plan(self, name: str, start: int, rows: Rows) -> Plan | None:
         """Takes note of a checked write and says what this rank copies for it, if anything."""
-        place, slot = self.layout.placements[name], self.slot
-        self._written[name].add(start, start + rows.num_rows)
+        place, slot, written = self.layout.placements[name], self.slot, self._written[name]
+        stop = start + rows.num_rows
         if slot is None or self._refused:
             return None
         source, local, count = rows.pointer, start, rows.num_rows
         if self.handle.policy == "shard":
-            first, last = cut(start, start + count, self._index, len(self.handle.ranks))
+            if written.reaches(start):
+                self._forget_hidden(name, start, stop)
+            first, last = cut(start, stop, self._index, len(self.handle.ranks))
             source, local, count = (
                 source + (first - start) * rows.stride_bytes,
                 self._keep_piece(name, first, last),
                 last - first,
             )
+        written.add(start, stop)
         if count == 0 or self._failed is not None:
             return None
         digests = _native.NO_DIGEST if place.digests is None else place.digests + 8 * local
@@ -157,24 +175,38 @@ class Ticket:
             0,
         )
 
+    def _forget_hidden(self, name: str, start: int, stop: int) -> None:
+        """Drops this rank's pieces that the write `[start, stop)` and those before it hide: a request that starts again needs
+        their places. Every rank sees every write, so the ranks together send what hides them."""
+        kept = []
+        for piece in self._pieces.get(name, ()):
+            piece.hidden.add(max(start, piece.start), min(stop, piece.stop))
+            if piece.hidden.spans != [(piece.start, piece.stop)]:
+                kept.append(piece)
+        self._pieces[name] = kept
+
     def _keep_piece(self, name: str, first: int, last: int) -> int:
-        """Where rows `[first, last)` go in this rank's part: where the same piece lay before, else behind the others."""
-        pieces = self._pieces.setdefault(name, [])
+        """Where rows `[first, last)` go in this rank's part: the first place that is free."""
         self._num_writes += 1
-        if first == last:
+        rows, at = last - first, 0
+        if rows == 0:
             return 0
-        end = max((local + stop - start for _, start, stop, local in pieces), default=0)
-        at = next((local for _, start, stop, local in pieces if (start, stop) == (first, last)), end)
+        pieces = self._pieces.setdefault(name, [])
+        for taken in sorted(pieces, key=lambda piece: piece.local):
+            if taken.local - at >= rows:
+                break
+            at = taken.local + taken.stop - taken.start
         room = self.layout.placements[name].rows
-        if at + last - first > room:
+        if at + rows > room:
             self._failed = f"this rank's part has room for {room} rows of {name!r}, and rows written again used it up"
-        pieces.append((self._num_writes, first, last, at))
+        pieces.append(_Piece(self._num_writes, first, last, at, Ranges()))
         return at
 
     def _tail(self) -> tuple[bytes, bool]:
         """What the sample's end says (docs/format.md, 4), and whether it is a failure."""
         if self._failed is None:
-            tail = _json({"pieces": self._pieces} if self._pieces else {})
+            pieces = {name: [piece[:4] for piece in kept] for name, kept in self._pieces.items()}
+            tail = _json({"pieces": pieces} if pieces else {})
             if len(tail) <= self.tail_capacity:
                 return tail, False
             self._failed = f"{self._num_writes} writes are too many to describe under policy shard"

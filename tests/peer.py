@@ -89,6 +89,25 @@ class Peer:
             raise AssertionError("the peer did not end within a minute") from None
 
 
+def fetch(my: Any, url: str, handle: Any, **options: Any) -> dict[str, Any]:
+    """In the peer: gets a sample and returns what can be compared: `told` of each tensor, token ids, meta."""
+    with source_of(my, url).get(handle, **options) as sample:
+        ids = sample.token_ids
+        return {
+            **{name: told(sample[name]) for name in sample},
+            "token_ids": None if ids is None else ids.tolist(),
+            "meta": sample.meta,
+        }
+
+
+def source_of(my: Any, url: str) -> hsxfer.Source:
+    """In the peer: one source per store."""
+    sources = my.__dict__.setdefault("sources", {})
+    if url not in sources:
+        sources[url] = hsxfer.open_source(url)
+    return sources[url]
+
+
 def pattern(seed: int, shape: tuple[int, ...], dtype: str = "uint8") -> np.ndarray:
     """An array of random bits that `seed` determines, of any dtype that numpy or ml_dtypes has."""
     if dtype.startswith(("bfloat", "float8")):

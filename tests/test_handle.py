@@ -77,8 +77,10 @@ BAD = {
     "instance": ["", "../../etc", "a/b", "a.b", "i" * 33, None, 1, "\ud800", "é"],
     "key": ["", None, 3, "a\nb", "a\0b", "\ud800", "\u202e", "k" * 257, "é" * 129, ["a"], b"a"],
     "rid": [3, [], {}, "r" * 2000, True],
-    "rows": [None, [], [0], [0, 8, 9], [8, 0], [-1, 7], [0, 8.0], [0.0, 8], ["0", "8"], [0, True], [0, math.nan], 8]
-    + [*([0, n] for n in (9, 2**41, 10**5000)), {"0": 8}, "08"],
+    "rows": [
+        *(None, [], [0], [0, 8, 9], [8, 0], [-1, 7], [0, 8.0], [0.0, 8], ["0", "8"], [0, True], [0, math.nan], 8, "08"),
+        *([0, 9], [0, 2**41], [0, 10**5000], {"0": 8}),
+    ],
     "tensors": [None, {}, [], "x", {"hidden_states": None}, {"hidden_states": ["bfloat16", [8, 64]]}]
     + [{"token_ids": {"dtype": "int64", "shape": [8]}}]
     + [{name: {"dtype": "int8", "shape": [8]}} for name in ("", "../x", "a b", "n" * 65, "é", 5, "a\n")]
@@ -92,8 +94,10 @@ BAD = {
     "layers": [3, "2,14", [1.5], [True], [-2], [2**30], [None], [[2]], list(range(2000))],
     "convention": [1, [], "c" * 2000],
     "policy": [None, "", "LEADER", "both", 1, ["leader"]],
-    "ranks": [None, [], "dp0-pp0-tp0", ["0"], ["dp0-pp0-tp0"] * 2, ["../dp0-pp0-tp0"], ["dp0-pp0-tp0/.."], [None]]
-    + [*(["dp٣-pp0-tp0"], ["dp0-pp0-tp0\n"], [f"dp0-pp0-tp{n}" for n in range(5000)])],
+    "ranks": [
+        *(None, [], "dp0-pp0-tp0", ["0"], ["dp0-pp0-tp0"] * 2, ["../dp0-pp0-tp0"], ["dp0-pp0-tp0/.."], [None]),
+        *(["dp\u0663-pp0-tp0"], ["dp0-pp0-tp0\n"], [f"dp0-pp0-tp{n}" for n in range(5000)]),
+    ],
     "consumers": [0, -1, 65536, 1.0, True, "1", None, 10**5000],
     "token_hash": [0, "", "0123", "0123456789ABCDEF", "g" * 16, "0" * 17, "0123456789abcde\n"],
     "model": [1, {}, "m" * 2000],

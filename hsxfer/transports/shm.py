@@ -8,11 +8,16 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..arena import Arena, ArenaReader, probe
 from ..config import StoreUrl
 from ..errors import ConfigError, TransportUnavailable
+
+if TYPE_CHECKING:
+    from .._native import Slot
+
+ORPHAN_S = 60.0
 
 
 class Leftover(NamedTuple):
@@ -46,7 +51,18 @@ class ShmTransport:
 
 
 class ShmArena(Arena):
-    """Removes the store's directory when the last arena in it goes."""
+    """Removes the store's directory when the last arena in it goes. The .ack file's mtime tells when it published last."""
+
+    _touched_s = 0.0
+
+    def submit_seal(self, slot: Slot, tail: bytes, failed: bool) -> int:
+        submission = super().submit_seal(slot, tail, failed)
+        now = time.monotonic()
+        if now - self._touched_s > 1:
+            self._touched_s = now
+            with contextlib.suppress(OSError):
+                os.utime(self.path + ".ack")
+        return submission
 
     def close(self) -> None:
         super().close()
@@ -65,7 +81,10 @@ class ShmStore:
             reclaim(directory, unread_too=False)
 
     def reader(self, instance: str, label: str) -> ArenaReader | None:
-        return self._open(f"{instance}.{label}")
+        name = f"{instance}.{label}"
+        if name not in self._readers:
+            self._drop_dead()  # a server that starts again comes with new arenas
+        return self._open(name)
 
     def readers(self) -> list[ArenaReader]:
         self._drop_dead()
@@ -151,13 +170,14 @@ def leftovers(directory: str, unread_too: bool) -> list[Leftover]:
     for path in arena_paths(directory):
         try:
             info = probe(path)
+            age_s = time.time() - os.stat(path + ".ack").st_mtime  # since it published last
         except ConfigError:
             continue  # not an arena; not ours to remove
-        except TransportUnavailable:
+        except (TransportUnavailable, FileNotFoundError):
             continue  # unlinked meanwhile
         if info["alive"]:
             continue
-        unread, age_s = info["num_unread"], time.time() - os.stat(path + ".ack").st_mtime
+        unread = info["num_unread"]
         if info["closed"]:
             if unread and age_s < info["unread_ttl_us"] / 1e6:
                 continue
@@ -171,10 +191,20 @@ def leftovers(directory: str, unread_too: bool) -> list[Leftover]:
 
 
 def reclaim(directory: str, unread_too: bool) -> list[Leftover]:
-    """Unlinks `leftovers` and returns them."""
+    """Unlinks `leftovers`, and the .ack files of producers killed before their arena had a name; returns the former."""
     gone = leftovers(directory, unread_too)
     for leftover in gone:
         for suffix in (".arena", ".ack"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(leftover.path + suffix)
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):
+            # The arena follows its .ack within microseconds.
+            if (
+                name.endswith(".ack")
+                and not os.path.exists(path.removesuffix(".ack") + ".arena")
+                and time.time() - os.stat(path).st_mtime > ORPHAN_S
+            ):
+                os.unlink(path)
     return gone
