@@ -123,7 +123,7 @@ uint32_t Arena::take_slot() {
     num_frees_when_full_ = num_frees_;
     fail(HSX_E_FULL, "begin: all %u slots hold live samples", slots_.size());
   }
-  // The longest-retired one last of all, so that late readers learn fates for as long as possible.
+  // Of the retired ones the longest-retired, so that late readers learn fates for as long as possible.
   return slots_.count(kUnused) > 0 ? slots_.first(kUnused) : slots_.first(kGone);
 }
 

@@ -146,6 +146,7 @@ void Arena::wait_space(uint64_t timeout_us) {
     uint32_t seen = load_acquire(*count);
     {
       std::lock_guard<std::mutex> guard(mutex_);
+      if (stopping_) fail(HSX_E_INVALID, "wait_space: the arena is closed");
       sweep_locked();
       if (num_frees_ != num_frees_when_full_) {
         num_frees_when_full_ = num_frees_;
@@ -176,6 +177,7 @@ void Arena::stats(hsx_stats* out) {
 std::vector<hsx_slot> Arena::stop_taking() {
   std::lock_guard<std::mutex> guard(mutex_);
   stopping_ = true;
+  announce_space();  // to wait_space
   std::vector<hsx_slot> open;
   slots_.each(kWriting, [&](uint32_t index) {
     slots_[index].error = "its producer closed the arena before it was sealed";

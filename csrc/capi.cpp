@@ -184,7 +184,7 @@ int hsx_reader_open(const char* path, hsx_reader** out) {
 
 int hsx_reader_close(hsx_reader* reader) {
   return guard([&] {
-    hsx_reader::get(reader)->check_idle();
+    hsx_reader::get(reader)->stop();
     hsx_reader::get(reader, true);
     return HSX_OK;
   });

@@ -70,8 +70,12 @@ void Completion::run() {
       queue_.pop_front();
     }
     guard.unlock();
-    if (some) finish(submission);
-    sweep_if_due();
+    try {
+      if (some) finish(submission);
+      sweep_if_due();
+    } catch (...) {
+      // Out of memory: a sample may stay unpublished, and its reader times out. The engine whose process this is goes on.
+    }
     guard.lock();
     num_done_ += some;
     if (some) done_.notify_all();

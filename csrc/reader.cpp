@@ -150,6 +150,7 @@ Reader::Found Reader::look_leased(uint32_t index, const Wanted& wanted, hsx_leas
   }
   keep(index, found.generation);
   *failed = state == kFailed;
+  out->fate = kNeverSeen;  // another sample of this key may have been looked at before
   out->head = found.head;
   out->tail = found.tail;
   out->data = found.data;
@@ -176,6 +177,7 @@ bool Reader::acknowledge(uint32_t index, const Wanted& wanted, uint64_t generati
 
 void Reader::keep(uint32_t slot, uint64_t generation) {
   std::lock_guard<std::mutex> guard(mutex_);
+  if (stopped_) fail(HSX_E_INVALID, "lease: the reader of %s is closed", path_.c_str());
   Held& held = held_[slot];
   held.generation = generation;
   ++held.count;
@@ -200,9 +202,10 @@ void Reader::alive(int* alive, int* closed) {
   *closed = load_acquire(files_.view.header().closed) != 0;
 }
 
-void Reader::check_idle() {
+void Reader::stop() {
   std::lock_guard<std::mutex> guard(mutex_);
   if (!held_.empty()) fail(HSX_E_BUSY, "close: %zu slots of %s are still leased", held_.size(), path_.c_str());
+  stopped_ = true;
 }
 
 hsx_probe_info probe_arena(const std::string& path) {

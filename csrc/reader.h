@@ -21,7 +21,7 @@ class Reader {
   hsx_code lease_wait(const char* key, uint32_t key_bytes, bool ack, uint64_t timeout_us, hsx_lease* out);
   void release(uint32_t slot, uint64_t generation);
   void alive(int* alive, int* closed);
-  void check_idle();  // HSX_E_BUSY while leases are held
+  void stop();  // no more leases; HSX_E_BUSY while some are held
 
  private:
   struct Wanted {
@@ -46,6 +46,7 @@ class Reader {
     uint32_t count;
   };
   std::unordered_map<uint32_t, Held> held_;  // leases handed out, by slot
+  bool stopped_ = false;
 };
 
 hsx_probe_info probe_arena(const std::string& path);

@@ -135,6 +135,22 @@ def test_every_slot_field(sample_files, attempt):
                 assert attempt(bad, ack) <= set(range(11)), (slot, offset, value)
 
 
+def test_a_hash_that_collides(sample_files, path):
+    """The directory says k1, the slot says k1, and the key itself is another one: it is not k1."""
+    data, ack = sample_files
+    region = struct.unpack_from("<Q", data, 64)[0]
+    extent = struct.unpack_from("<Q", data, 4096 + 64 + 24)[0]
+    bad = bytearray(data)
+    assert bad[region + extent + 64 :][:2] == b"k1"
+    bad[region + extent + 65] = ord("x")
+    for suffix, content in ((".arena", bad), (".ack", ack)):
+        with open(path + suffix, "wb") as file:
+            file.write(content)
+    with Consumer(path) as reader:
+        assert reader.code(b"k1")[0] == _native.TIMEOUT
+        assert reader.take(b"k2") == bytes([2]) * 1000
+
+
 def test_hostile_acknowledgements(sample_files, attempt):
     data, ack = sample_files
     for word in (2**64 - 1, 0, 1 << 32 | 0xFFFFFFFF, 0xFFFFFFFF):

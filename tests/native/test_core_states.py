@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import re
+import signal
+import subprocess
 import threading
 import time
 
@@ -23,6 +26,8 @@ from native_tools import (
     head_of,
     probe,
     read_file,
+    read_line,
+    spawn,
     tail_of,
     until,
 )
@@ -423,7 +428,7 @@ def test_close_wakes_waiters(path):
         except CoreError as error:
             codes.append(error.code)
 
-    threads = [threading.Thread(target=wait, args=(lambda: arena.wait(100, 20),))]
+    threads = [threading.Thread(target=wait, args=(call,)) for call in (lambda: arena.wait(100, 20), lambda: arena.wait_space(20))]
     for thread in threads:
         thread.start()
     time.sleep(0.05)
@@ -431,7 +436,7 @@ def test_close_wakes_waiters(path):
     arena.close()
     for thread in threads:
         thread.join()
-    assert codes == [_native.INVALID]
+    assert codes == [_native.INVALID] * 2
     assert time.monotonic() - started < 2
 
 
@@ -494,6 +499,55 @@ def test_create_refuses(path, options, code, match):
     with fails(code, match):
         Producer(path, **options)
     assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_create_under_a_profilers_timer(path):
+    """Each signal interrupts fallocate, and on tmpfs an interrupted one starts from nothing."""
+    ticks = []
+    before = signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        Producer(path, capacity=300 << 20).close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ticks
+
+
+SMALL = """
+import os
+arena = t.Producer(sys.argv[1], capacity=5 << 20)
+slot = arena.put(b"k", bytes(5 << 20))                  # every page of it is there
+with t.Consumer(sys.argv[1]) as reader:
+    assert len(reader.take(b"k")) == 5 << 20
+arena.close()
+try:
+    t.Producer(sys.argv[1], capacity=16 << 20)
+except t.CoreError as error:
+    print(error, os.listdir(os.path.dirname(sys.argv[1])), flush=True)
+"""
+
+
+def test_a_small_file_system(tmp_path):
+    mount = f"mount -t tmpfs -o size=8m none {tmp_path} && exec "
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount + "true"], capture_output=True).returncode:
+        pytest.skip("no mounts here")
+    child = spawn(SMALL, tmp_path / "x", prefix=("unshare", "-rm", "sh", "-c", mount + '"$@"', "sh"))
+    line = read_line(child)
+    assert re.fullmatch(rf"{_native.FULL}: {tmp_path}/x.arena needs 18\d+ bytes, its file system has 8\d+ free \[\]", line)
+
+
+def test_space_that_runs_out_in_mid_reservation(path):
+    script = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 20, 100 << 20))
+try:
+    t.Producer(sys.argv[1], capacity=200 << 20)
+except t.CoreError as error:
+    print(error, os.listdir(os.path.dirname(sys.argv[1])), flush=True)
+"""
+    line = read_line(spawn(script, path))
+    assert re.fullmatch(rf"{_native.FULL}: fallocate of {path}.arena failed at 67108864 of \d+ bytes: File too large \[\]", line)
 
 
 def test_create_does_not_take_a_name_twice(arena):
