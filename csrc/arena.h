@@ -47,6 +47,8 @@ class Arena {
                      const std::string& error);
   void finish_seal(hsx_slot slot, bool failed);
 
+  void announce_rows();  // some have landed in a sample that is not ready
+
   // After stop_taking(), with nothing queued. The files stay if unread samples are in them.
   void close();
 

@@ -107,6 +107,12 @@ void Arena::announce_space() {
   futex_wake_all(count);
 }
 
+void Arena::announce_rows() {
+  uint32_t* count = &files_.view.header().publish_count;
+  __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
+  futex_wake_all(count);
+}
+
 void Arena::sweep() {
   std::lock_guard<std::mutex> guard(mutex_);
   sweep_locked();

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 
+#include "cuda_fetch.h"
 #include "error.h"
 #include "packer.h"
 #include "process.h"
@@ -70,6 +71,9 @@ struct hsx_arena : Handle<hsx::Packer> {
 };
 struct hsx_reader : Handle<hsx::Reader> {
   using Handle::Handle;
+};
+struct hsx_fetch {
+  hsx::Fetch fetch;
 };
 
 uint32_t hsx_abi_version(void) { return HSX_ABI_VERSION; }
@@ -190,11 +194,11 @@ int hsx_reader_close(hsx_reader* reader) {
   });
 }
 
-int hsx_lease_wait(hsx_reader* reader, const char* key, uint32_t key_bytes, int ack, uint64_t timeout_us,
+int hsx_lease_wait(hsx_reader* reader, const char* key, uint32_t key_bytes, int flags, uint64_t timeout_us,
                    hsx_lease* out) {
   return guard([&] {
     need(out, "out");
-    hsx_code code = hsx_reader::get(reader)->lease_wait(key, key_bytes, ack != 0, timeout_us, out);
+    hsx_code code = hsx_reader::get(reader)->lease_wait(key, key_bytes, flags, timeout_us, out);
     if (code == HSX_E_FAILED) set_error("lease: the sample failed; its tail says why");
     return static_cast<int>(code);
   });
@@ -221,6 +225,46 @@ int hsx_probe(const char* path, hsx_probe_info* out) {
     need(path, "path");
     need(out, "out");
     *out = hsx::probe_arena(path);
+    return HSX_OK;
+  });
+}
+
+int hsx_fetch_stream(uint32_t device, void** stream) {
+  return guard([&] {
+    need(stream, "stream");
+    *stream = hsx::CudaFetcher::get(device).stream();
+    return HSX_OK;
+  });
+}
+
+int hsx_fetch_begin(uint32_t device, hsx_reader* reader, const hsx_lease* lease, const hsx_fetch_op* ops,
+                    size_t num_ops, hsx_fetch** out) {
+  return guard([&] {
+    need(lease, "lease");
+    if (num_ops > 0) need(ops, "ops");
+    need(out, "out");
+    *out = new hsx_fetch{{hsx::CudaFetcher::get(device), hsx_reader::get(reader), *lease, {ops, ops + num_ops}}};
+    return HSX_OK;
+  });
+}
+
+int hsx_fetch_wait(hsx_fetch* fetch, uint64_t timeout_us, uint64_t* bad_op, uint64_t* bad_row, const char** warning) {
+  return guard([&] {
+    need(fetch, "fetch");
+    need(bad_op, "bad_op");
+    need(bad_row, "bad_row");
+    need(warning, "warning");
+    hsx_code code = fetch->fetch.wait(timeout_us, bad_op, bad_row);
+    set_error(code == HSX_OK ? fetch->fetch.warning().c_str() : "fetch: see the code");
+    *warning = last_error;
+    return static_cast<int>(code);
+  });
+}
+
+int hsx_fetch_end(hsx_fetch* fetch) {
+  return guard([&] {
+    need(fetch, "fetch");
+    delete fetch;
     return HSX_OK;
   });
 }

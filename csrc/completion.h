@@ -42,6 +42,7 @@ class Completion {
   uint64_t num_submitted_ = 0, num_done_ = 0;
   uint64_t next_sweep_us_ = 0;
   bool stopping_ = false, stopped_ = false;
+  bool idle_ = false;   // the thread waits for `queued_`
   std::thread thread_;  // last: it uses all of the above
 };
 

@@ -3,6 +3,7 @@
 #define HSXFER_DRIVER_H
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ class Driver {
   // Queues the copies behind what the caller's stream holds now and behind earlier submissions; returns their event. Does not wait. Fails
   // only for a stream that cannot be waited for; what goes wrong on the device is wait()'s to tell.
   virtual uint64_t submit(std::vector<CopyOp> ops, void* stream) = 0;
+
+  // Called when the first rows of a submission with watermarks have landed: who waits for them sleeps.
+  std::function<void()> on_first_rows = [] {};
 
   // True once the event is done; `error` then says why its bytes did not arrive, or stays empty.
   virtual bool wait(uint64_t event, uint64_t timeout_us, std::string* error) = 0;

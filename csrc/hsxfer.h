@@ -129,8 +129,11 @@ typedef struct hsx_lease {
   uint32_t tail_bytes;
   uint32_t fate;  // with HSX_E_LOST: docs/format.md 2.1, 0: never seen
   uint32_t consumers;
-  uint32_t reserved;
+  uint32_t state;  // docs/format.md 2.1, when it was leased
 } hsx_lease;
+
+#define HSX_LEASE_ACK 1    // uses one of the sample's acknowledgements
+#define HSX_LEASE_EARLY 2  // also of a sample whose data still arrives
 
 typedef struct hsx_probe_info {
   uint64_t capacity_bytes, file_bytes, created_us, unread_ttl_us;
@@ -141,15 +144,41 @@ typedef struct hsx_probe_info {
 int hsx_reader_open(const char* path,
                     hsx_reader** out);     // PATH.arena, PATH.ack; HSX_E_INVALID for a file that is not ours
 int hsx_reader_close(hsx_reader* reader);  // HSX_E_BUSY while leases are held
-// Waits for the sample to become ready or failed, leases it, and (ack != 0) uses one of its acknowledgements.
-// HSX_E_TIMEOUT: not there yet. HSX_E_FAILED: leased, not acknowledged.
-int hsx_lease_wait(hsx_reader* reader, const char* key, uint32_t key_bytes, int ack, uint64_t timeout_us,
+// Waits for the sample to become ready or failed, and leases it. HSX_E_TIMEOUT: not there yet. HSX_E_FAILED: leased, not acknowledged.
+int hsx_lease_wait(hsx_reader* reader, const char* key, uint32_t key_bytes, int flags, uint64_t timeout_us,
                    hsx_lease* out);
 int hsx_lease_release(hsx_reader* reader, uint32_t slot, uint64_t generation);
 int hsx_reader_alive(hsx_reader* reader, int* alive, int* closed);
 
 // Looks at an arena without attaching to it: for reclaiming left-overs, and for `hsxfer inspect`.
 int hsx_probe(const char* path, hsx_probe_info* out);
+
+// ---- consumer with a GPU --------------------------------------------------------------------------------------------------------
+typedef struct hsx_fetch hsx_fetch;  // one sample's way to a GPU
+
+typedef struct hsx_fetch_op {  // num_rows rows, one behind the other at both ends
+  const void* src;             // in the lease's data; with `device_src` an address of the GPU
+  void* dst;                   // of the GPU
+  uint64_t row_bytes;
+  uint64_t num_rows;
+  const uint64_t* digests;  // in the lease's data, 8 bytes apart; NULL: not checked
+  const uint64_t* marks;    // the tensor's watermarks in the lease's data; NULL: wait for the whole sample
+  uint64_t rows_per_mark;
+  uint64_t first_row;    // of the tensor, what is copied first
+  uint64_t tensor_rows;  // all of them
+  uint64_t device_src;
+} hsx_fetch_op;
+
+// The stream on which copies come to that GPU: memory that is allocated on it can be a destination at once.
+int hsx_fetch_stream(uint32_t device, void** stream);
+// Of a sample leased on `reader`. Copies start as soon as watermarks allow.
+int hsx_fetch_begin(uint32_t device, hsx_reader* reader, const hsx_lease* lease, const hsx_fetch_op* ops,
+                    size_t num_ops, hsx_fetch** out);
+// Until all of it has landed and its digests are right. HSX_E_TIMEOUT: call again. HSX_E_FAILED: the producer gave the sample up.
+// HSX_E_INTEGRITY: row *bad_row of op *bad_op differs. *warning: "", or why the arena could not be pinned.
+int hsx_fetch_wait(hsx_fetch* fetch, uint64_t timeout_us, uint64_t* bad_op, uint64_t* bad_row, const char** warning);
+// Once. Waits for the copies under way; then the destinations may go, and the lease.
+int hsx_fetch_end(hsx_fetch* fetch);
 
 // ---- rows -----------------------------------------------------------------------------------------------------------------------
 // dst may be NULL (digest only), digests may be NULL (copy only): the routine the host driver copies with.

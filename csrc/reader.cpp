@@ -57,10 +57,11 @@ Reader::Reader(const std::string& path) : path_(path), files_(open_files(path)) 
 
 Reader::~Reader() { files_.locks->detach(); }
 
-hsx_code Reader::lease_wait(const char* key, uint32_t key_bytes, bool ack, uint64_t timeout_us, hsx_lease* out) {
+hsx_code Reader::lease_wait(const char* key, uint32_t key_bytes, int flags, uint64_t timeout_us, hsx_lease* out) {
   if (key == nullptr || key_bytes == 0 || key_bytes > UINT16_MAX)
     fail(HSX_E_INVALID, "lease: a key of %u bytes is not in 1..65535", key_bytes);
-  const Wanted wanted = {key, key_bytes, key_hash(key, key_bytes), ack};
+  const Wanted wanted = {key, key_bytes, key_hash(key, key_bytes), (flags & HSX_LEASE_ACK) != 0,
+                         (flags & HSX_LEASE_EARLY) != 0};
   const ArenaHeader& header = files_.view.header();
   uint64_t deadline = 0;
   for (;;) {
@@ -106,7 +107,7 @@ Reader::Found Reader::look_at(uint32_t index, const Wanted& wanted, hsx_lease* o
     uint64_t generation = load_relaxed(slot.generation);
     if (state == kFree || load_relaxed(slot.magic) != kSlotMagic || load_relaxed(slot.key_hash) != wanted.hash)
       return Found::kNothing;
-    if (state == kOpen || state == kSealed) return Found::kPending;
+    if ((state == kOpen || state == kSealed) && !wanted.early) return Found::kPending;
     if (state == kRetired) {
       uint32_t fate = load_relaxed(slot.fate);
       std::atomic_thread_fence(std::memory_order_acquire);
@@ -116,7 +117,7 @@ Reader::Found Reader::look_at(uint32_t index, const Wanted& wanted, hsx_lease* o
       out->generation = generation;
       return Found::kGone;
     }
-    if (state != kReady && state != kFailed)
+    if (state == kFree || state > kFailed)
       fail(HSX_E_INVALID, "%s: slot %u is in state %u", path_.c_str(), index, state);
     files_.locks->lease(index);
     Found found;
@@ -136,7 +137,8 @@ Reader::Found Reader::look_at(uint32_t index, const Wanted& wanted, hsx_lease* o
 // With the slot locked: from here on its state and memory stay if the state is `ready` or `failed`. kPending: look again.
 Reader::Found Reader::look_leased(uint32_t index, const Wanted& wanted, hsx_lease* out, bool* failed) {
   uint32_t state = load_acquire(files_.view.slot(index).state);
-  if (state != kReady && state != kFailed) return Found::kPending;
+  bool unfinished = state == kOpen || state == kSealed;
+  if (state != kReady && state != kFailed && !(unfinished && wanted.early)) return Found::kPending;
   Description found;
   if (!describe(files_.view, index, &found))
     fail(HSX_E_INVALID, "%s: slot %u lies outside of the region", path_.c_str(), index);
@@ -159,6 +161,7 @@ Reader::Found Reader::look_leased(uint32_t index, const Wanted& wanted, hsx_leas
   out->head_bytes = found.head_bytes;
   out->tail_bytes = found.tail_bytes;
   out->consumers = found.consumers;
+  out->state = state;
   return Found::kLeased;
 }
 
@@ -195,6 +198,17 @@ void Reader::release(uint32_t slot, uint64_t generation) {
   uint32_t* count = &files_.view.ack_header().release_count;
   __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
   futex_wake_all(count);
+}
+
+uint32_t Reader::state(uint32_t slot) const {
+  return slot < files_.view.geometry().num_slots ? load_acquire(files_.view.slot(slot).state) : uint32_t{kFree};
+}
+
+PinnedRegion& Reader::pinned(CudaDevice& device) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (pinned_ == nullptr)
+    pinned_ = std::make_unique<PinnedRegion>(device, files_.view.region(), files_.view.geometry().region_bytes);
+  return *pinned_;
 }
 
 void Reader::alive(int* alive, int* closed) {

@@ -2,11 +2,13 @@
 #ifndef HSXFER_READER_H
 #define HSXFER_READER_H
 
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 
 #include "arena_file.h"
+#include "cuda_pin.h"
 #include "hsxfer.h"
 
 namespace hsx {
@@ -17,11 +19,13 @@ class Reader {
   ~Reader();
   Reader(const Reader&) = delete;
 
-  // HSX_OK or HSX_E_FAILED, leased; otherwise throws.
-  hsx_code lease_wait(const char* key, uint32_t key_bytes, bool ack, uint64_t timeout_us, hsx_lease* out);
+  // HSX_OK or HSX_E_FAILED, leased; otherwise throws. `flags`: HSX_LEASE_*.
+  hsx_code lease_wait(const char* key, uint32_t key_bytes, int flags, uint64_t timeout_us, hsx_lease* out);
   void release(uint32_t slot, uint64_t generation);
   void alive(int* alive, int* closed);
-  void stop();  // no more leases; HSX_E_BUSY while some are held
+  void stop();                               // no more leases; HSX_E_BUSY while some are held
+  uint32_t state(uint32_t slot) const;       // of a leased slot: acquired, so that what it says about the data holds
+  PinnedRegion& pinned(CudaDevice& device);  // the region, for copies to GPUs; made by the first call
 
  private:
   struct Wanted {
@@ -29,6 +33,7 @@ class Reader {
     uint32_t key_bytes;
     uint64_t hash;
     bool ack;
+    bool early;
   };
   enum class Found { kNothing, kPending, kGone, kLeased };
 
@@ -47,6 +52,7 @@ class Reader {
   };
   std::unordered_map<uint32_t, Held> held_;  // leases handed out, by slot
   bool stopped_ = false;
+  std::unique_ptr<PinnedRegion> pinned_;  // goes before the mapping does
 };
 
 hsx_probe_info probe_arena(const std::string& path);

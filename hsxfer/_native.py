@@ -103,9 +103,27 @@ class Lease(Structure):
         ("tail_bytes", c_uint32),
         ("fate", c_uint32),
         ("consumers", c_uint32),
-        ("reserved", c_uint32),
+        ("state", c_uint32),
     ]
 
+
+class FetchOp(Structure):
+    _fields_ = [
+        ("src", c_void_p),
+        ("dst", c_void_p),
+        ("row_bytes", c_uint64),
+        ("num_rows", c_uint64),
+        ("digests", c_void_p),
+        ("marks", c_void_p),
+        ("rows_per_mark", c_uint64),
+        ("first_row", c_uint64),
+        ("tensor_rows", c_uint64),
+        ("device_src", c_uint64),
+    ]
+
+
+LEASE_ACK, LEASE_EARLY = 1, 2
+OPEN, SEALED = 1, 2  # states of a slot
 
 PROBE_SIZES = (
     *("capacity_bytes", "file_bytes", "created_us", "unread_ttl_us"),
@@ -139,6 +157,10 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hsx_lease_release": [c_void_p, c_uint32, c_uint64],
     "hsx_reader_alive": [c_void_p, POINTER(c_int), POINTER(c_int)],
     "hsx_probe": [c_char_p, POINTER(ProbeInfo)],
+    "hsx_fetch_stream": [c_uint32, POINTER(c_void_p)],
+    "hsx_fetch_begin": [c_uint32, c_void_p, POINTER(Lease), c_void_p, c_size_t, POINTER(c_void_p)],
+    "hsx_fetch_wait": [c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_char_p)],
+    "hsx_fetch_end": [c_void_p],
     "hsx_copy_rows": [c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_uint64, c_void_p, c_uint64],
     "hsx_verify_rows": [
         c_void_p,

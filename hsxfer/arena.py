@@ -30,6 +30,8 @@ class ReaderClosed(TransportUnavailable):
 class Arena:
     """The producing side: one region, slots of any size in it, a queue of copies into them. Thread-safe."""
 
+    driver = "cuda"  # for GPUs; "cuda-unpinned" in tests
+
     def __init__(
         self, path: str, capacity_bytes: int, unread_ttl_s: float, num_slots: int = 0, driver: str = "host"
     ) -> None:
@@ -49,11 +51,20 @@ class Arena:
         self._region_bytes = self.stats()["region_bytes"]
 
     def begin(
-        self, key: bytes, head: bytes, data_bytes: int, payload_bytes: int, tail_capacity: int, consumers: int
+        self,
+        key: bytes,
+        head: bytes,
+        data_bytes: int,
+        payload_bytes: int,
+        tail_capacity: int,
+        consumers: int,
+        marks: tuple[int, int] = (0, 0),
     ) -> _native.Slot:
-        """Reserves a slot. Raises `StoreFull` with the figures, `HandleError` if a live sample has this key."""
+        """Reserves a slot; `marks`: where its watermarks lie in the data, and how many. Raises `StoreFull` with the figures, `HandleError` if a live sample has this key."""
         slot = _native.Slot()
-        spec = _native.SampleSpec(key, head, data_bytes, payload_bytes, len(key), len(head), tail_capacity, consumers)
+        spec = _native.SampleSpec(
+            key, head, data_bytes, payload_bytes, len(key), len(head), tail_capacity, consumers, *marks
+        )
         code = self._lib.fast.hsx_arena_begin(self._open(), byref(spec), byref(slot))
         if code == _native.FULL:
             message = str(self._lib.error(code))
@@ -70,10 +81,22 @@ class Arena:
         if code != _native.TIMEOUT:
             self._lib.check(code)
 
-    def submit_copies(self, copies: Any, num_copies: int, stream: int = 0) -> int:
-        """`copies` is a ctypes array of `_native.Copy`. Returns the submission's number; it is done when `wait_done` says so."""
+    def attach(self, device: int) -> str:
+        """Copies can come from that GPU from now on. Pins the region, which takes 60 ms a GiB; returns why that failed, or "".
+        Raises `TransportUnavailable`: no CUDA here, or no such device."""
+        warning = ctypes.c_char_p()
+        self._lib.check(self._lib.slow.hsx_arena_attach(self._open(), self.driver.encode(), device, byref(warning)))
+        return (warning.value or b"").decode(errors="replace")
+
+    def submit_copies(self, copies: Any, num_copies: int, device: int = -1, stream: int = 0) -> int:
+        """`copies` is a ctypes array of `_native.Copy`, from host memory or from `device`, there behind what `stream` holds now.
+        Returns the submission's number; it is done when `wait_done` says so."""
         submission = ctypes.c_uint64()
-        code = self._lib.fast.hsx_submit_copies(self._open(), copies, num_copies, stream, byref(submission))
+        fast, arena = self._lib.fast, self._open()
+        if device < 0:
+            code = fast.hsx_submit_copies(arena, copies, num_copies, None, byref(submission))
+        else:
+            code = fast.hsx_submit_device_copies(arena, device, copies, num_copies, stream, byref(submission))
         if code:
             self._lib.check(code)
         return submission.value

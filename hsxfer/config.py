@@ -41,6 +41,12 @@ def _slots(text: str) -> int:
     return int(text)
 
 
+def _device(text: str) -> str:
+    if not re.fullmatch("auto|cpu|cuda:[0-9]{1,3}", text):
+        raise ConfigError(f"{text!r} is not auto, cpu or cuda:N")
+    return text
+
+
 def _directory(text: str) -> str:
     if not text.startswith("/") or "\0" in text:
         raise ConfigError(f"{text!r} is not an absolute path")
@@ -73,6 +79,7 @@ class Options:
     digest: bool = True
     num_slots: int = 0
     dir: str = "/dev/shm"
+    device: str = "auto"
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -83,6 +90,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "digest": ("digest", _flag),
     "slots": ("num_slots", _slots),
     "dir": ("dir", _directory),
+    "device": ("device", _device),
 }
 assert {name for name, _ in _PARSERS.values()} == {field.name for field in fields(Options)}
 

@@ -16,7 +16,7 @@ from .arena import WAIT_SLICE_S, Arena
 from .errors import TransferTimeout
 from .ticket import Plan
 
-_COPY = struct.Struct("=9QII24x")
+_COPY = struct.Struct("=9QII3Q")
 assert _COPY.size == ctypes.sizeof(_native.Copy)
 
 
@@ -33,13 +33,13 @@ class Outbox:
         self._reaper = threading.Thread(target=self._reap, name="hsxfer-reaper", daemon=True)
         self._reaper.start()
 
-    def submit(self, plans: Sequence[Plan], owners: Any) -> None:
+    def submit(self, plans: Sequence[Plan], owners: Any, device: int, stream: int) -> None:
         """One native call and one event for all of `plans`; `owners` lives until the copies are done."""
         if len(plans) * _COPY.size > len(self._buffer):
             self._buffer = ctypes.create_string_buffer(2 * len(plans) * _COPY.size)
         for number, plan in enumerate(plans):
             _COPY.pack_into(self._buffer, number * _COPY.size, *plan)
-        self._last = self._arena.submit_copies(self._buffer, len(plans))
+        self._last = self._arena.submit_copies(self._buffer, len(plans), device, stream)
         self._in_flight.append((self._last, owners))
 
     def seal(self, slot: _native.Slot, tail: bytes, failed: bool) -> None:

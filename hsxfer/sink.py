@@ -17,6 +17,7 @@ from . import _native
 from .arena import WAIT_SLICE_S, Arena, check_not_forked
 from .config import Options
 from .errors import ConfigError, HandleError, StoreFull, TransportUnavailable
+from .foreign import HOST
 from .handle import (
     Handle,
     TensorSpec,
@@ -30,8 +31,8 @@ from .handle import (
 from .layout import Layout, encode_head, place
 from .outbox import Outbox
 from .ranks import Rank, part_rows, senders
-from .tensors import Rows, rows_of
-from .ticket import Ticket
+from .tensors import Rows, cuda_device_in_use, rows_of
+from .ticket import Plan, Ticket
 from .transports import resolve
 
 log = logging.getLogger("hsxfer")
@@ -61,6 +62,7 @@ class Sink:
         self._tickets: dict[int, Ticket] = {}
         self._num_puts = self._num_writes = self._num_dropped = self._num_refused = self._num_keys = 0
         self._warned_unread = False
+        self._attached = {HOST}
         self._closed = False
         _open_sinks.add(self)
 
@@ -77,13 +79,16 @@ class Sink:
         meta: Mapping[str, Any] | None = None,
         rid: str | None = None,
         consumers: int = 1,
+        snapshot: bool = False,
     ) -> Handle:
         """Sends a whole sample: tensors of `[rows, ...]` each, equal rows. Returns before bytes move.
 
-        The tensors must not be modified until `flush` returns or the sample is published. Raises `ConfigError` or
+        Tensors on a GPU are read after what the caller's current stream holds now. The tensors must not be modified until
+        `flush` returns or the sample is published; `snapshot=True` copies them first, on the caller's stream, for those that
+        cannot hold still (the outputs of a CUDA graph that is replayed). Raises `ConfigError` or
         `HandleError` for what cannot be sent, and what `begin` raises.
         """
-        rows = {name: rows_of(tensor) for name, tensor in tensors.items()}
+        rows = {name: rows_of(tensor, snapshot) for name, tensor in tensors.items()}
         shapes = {name: (row.shape, row.dtype) for name, row in rows.items()}
         ticket = self.begin(key, shapes, token_ids=token_ids, meta=meta, rid=rid, consumers=consumers)
         if self.sends:
@@ -144,15 +149,15 @@ class Sink:
             self._refuse(ticket, head, reason)
         return ticket.handle
 
-    def write_many(self, writes: Iterable[tuple[Ticket, str, int, Any]]) -> None:
+    def write_many(self, writes: Iterable[tuple[Ticket, str, int, Any]], *, snapshot: bool = False) -> None:
         """`(ticket, name, start, tensor)` each: rows `[start, start + len(tensor))` of that sample's tensor.
 
-        One native call and one event for all; all are checked before any is queued. Rows may be written again until the
+        One native call and one event for all (of a device and stream); all are checked before any is queued. Rows may be written again until the
         sample is sealed; the last write holds.
         """
         if self._arena is None:
             return
-        self._write([(ticket, name, start, rows_of(tensor)) for ticket, name, start, tensor in writes])
+        self._write([(ticket, name, start, rows_of(tensor, snapshot)) for ticket, name, start, tensor in writes])
 
     def flush(self, timeout_s: float = 30.0) -> None:
         """Waits until everything submitted so far has moved and its sources may be modified. Raises `TransferTimeout`."""
@@ -228,7 +233,7 @@ class Sink:
         )
         if ids is not None:
             specs = {**specs, "token_ids": TensorSpec("int64", (rows,))}
-        layout: Layout = place(specs, part_rows(rows, len(self.ranks)), self.options.digest)
+        layout: Layout = place(specs, part_rows(rows, len(self.ranks)), self.options.digest, len(self.ranks) == 1)
         index = self.ranks.index(self.rank.label) if self.sends else 0
         head = encode_head(handle, layout, meta) if self.sends else b""
         return Ticket(self, handle, layout, index), head, ids
@@ -245,7 +250,8 @@ class Sink:
         while True:
             try:
                 ticket.slot = self._arena.begin(
-                    key, head, layout.data_bytes, layout.payload_bytes, ticket.tail_capacity, handle.consumers
+                    *(key, head, layout.data_bytes, layout.payload_bytes),
+                    *(ticket.tail_capacity, handle.consumers, layout.marks),
                 )
                 return
             except StoreFull as error:
@@ -273,10 +279,41 @@ class Sink:
             self._check_open()
             for ticket, name, start, rows in writes:
                 ticket.check(name, start, rows)
-            plans = [plan for ticket, name, start, rows in writes if (plan := ticket.plan(name, start, rows))]
-            if plans and self._outbox is not None:
-                self._outbox.submit(plans, [rows.owner for _, _, _, rows in writes])
+            for device in {rows.device for _, _, _, rows in writes} - self._attached:
+                self._attach(device)
+            plans: dict[tuple[int, int], list[Plan]] = {}
+            for ticket, name, start, rows in writes:
+                if plan := ticket.plan(name, start, rows):
+                    plans.setdefault((rows.device, rows.stream), []).append(plan)
+            for (device, stream), its_plans in plans.items():
+                if self._outbox is not None:
+                    self._outbox.submit(its_plans, [rows.owner for _, _, _, rows in writes], device, stream)
             self._num_writes += len(writes)
+
+    def _attach(self, device: int) -> None:
+        if self._arena is None:
+            return
+        if self.options.device == "cpu":
+            raise ConfigError(f"{self.store} was opened with device=cpu: it takes no tensors from cuda:{device}")
+        warning = self._arena.attach(device)
+        self._attached.add(device)
+        if warning:
+            log.warning(
+                "%s: the arena's %d bytes could not be pinned, copies from cuda:%d run at a fifth of the speed (%s). Raise the limit on "
+                "locked memory (ulimit -l), or choose a smaller capacity",
+                *(self.store, self._arena.capacity_bytes, device, warning),
+            )
+
+    def prepare(self) -> None:
+        """Pins the arena for the URL's `device`, or for the one that torch uses here; otherwise the first tensor from a GPU does."""
+        device = self.options.device
+        if device.startswith("cuda:"):
+            self._attach(int(device.removeprefix("cuda:")))
+        elif device == "auto" and (current := cuda_device_in_use()) is not None:
+            try:
+                self._attach(current)
+            except TransportUnavailable as error:
+                log.info("%s takes tensors from host memory only: %s", self.store, error)
 
     def _seal(self, ticket: Ticket, tail: bytes, failed: bool) -> None:
         check_not_forked(self._pid, "sink")
@@ -340,7 +377,13 @@ def open_sink(
     except HandleError as error:
         raise ConfigError(str(error)) from None
     arena = transport.open_arena(parsed, instance, rank.label) if rank.label in ranks else None
-    return Sink(parsed.options, rank, ranks, arena, identity)
+    sink = Sink(parsed.options, rank, ranks, arena, identity)
+    try:
+        sink.prepare()
+    except TransportUnavailable:
+        sink.close()
+        raise
+    return sink
 
 
 _open_sinks: weakref.WeakSet[Sink] = weakref.WeakSet()

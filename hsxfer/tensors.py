@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from .errors import ConfigError
+from .foreign import HOST, Foreign, read_foreign
 from .handle import ITEM_BYTES
 
 FRAMEWORKS = ("torch", "numpy", "memoryview")
@@ -32,25 +33,34 @@ class Rows(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     owner: Any
+    device: int = HOST  # ordinal of the GPU it is on
+    stream: int = 0  # of that GPU: the rows are good after what it holds now
 
 
-def rows_of(tensor: Any) -> Rows:
-    """A torch tensor, numpy array or anything with the buffer protocol. Raises `ConfigError` naming what cannot be sent.
+def rows_of(tensor: Any, snapshot: bool = False) -> Rows:
+    """A torch tensor, numpy array or anything with `__cuda_array_interface__`, DLPack or the buffer protocol. Raises `ConfigError`
+    naming what cannot be sent.
 
     Rows may be strided (a slice of a wider tensor, every second row, an expanded row); a row in itself must be contiguous,
-    else the tensor is copied first.
+    else the tensor is copied first. `snapshot=True` copies it in any case: on a GPU on the caller's stream, into memory of
+    torch's or cupy's pool, so without an allocation once the pool has grown.
     """
+    if snapshot:
+        tensor = _copy_of(tensor)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _torch_rows(torch, tensor)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         return _numpy_rows(numpy, tensor)
+    foreign = read_foreign(tensor)
+    if foreign is not None:
+        return _foreign_rows(tensor, foreign)
     try:
         buffer = memoryview(tensor)
     except TypeError:
         raise ConfigError(
-            f"{type(tensor).__name__} is no tensor: pass a torch tensor, a numpy array or a buffer"
+            f"{type(tensor).__name__} is no tensor: pass a torch tensor, a numpy or cupy array, or a buffer"
         ) from None
     return _buffer_rows(buffer)
 
@@ -59,8 +69,12 @@ def _torch_rows(torch: Any, tensor: Any) -> Rows:
     dtype = _torch_names().get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided:
         raise ConfigError(f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent; convert it first")
+    device, stream = HOST, 0
     if not tensor.is_cpu:
-        raise ConfigError(f"this transport takes tensors in host memory, not on {tensor.device}")
+        if not tensor.is_cuda:
+            raise ConfigError(f"tensors are sent from host memory and from CUDA devices, not from {tensor.device}")
+        device = tensor.get_device()
+        stream = _current_stream(torch, device)
     shape = tuple(tensor.shape)
     if not shape:
         raise ConfigError("a tensor needs at least one dimension, its rows; this one has none")
@@ -68,13 +82,51 @@ def _torch_rows(torch: Any, tensor: Any) -> Rows:
         tensor = tensor.resolve_conj().resolve_neg()
     item = ITEM_BYTES[dtype]
     row_bytes = math.prod(shape[1:]) * item
-    if tensor.is_contiguous():
-        return Rows(tensor.data_ptr(), row_bytes, row_bytes, shape[0], shape, dtype, tensor)
-    stride = tensor.stride()
-    if not _row_contiguous(shape, stride):
-        tensor = tensor.contiguous()
-        return Rows(tensor.data_ptr(), row_bytes, row_bytes, shape[0], shape, dtype, tensor)
-    return Rows(tensor.data_ptr(), stride[0] * item, row_bytes, shape[0], shape, dtype, tensor)
+    stride_bytes = row_bytes
+    if not tensor.is_contiguous():
+        if _row_contiguous(shape, tensor.stride()):
+            stride_bytes = tensor.stride()[0] * item
+        else:
+            tensor = tensor.contiguous()
+    return Rows(tensor.data_ptr(), stride_bytes, row_bytes, shape[0], shape, dtype, tensor, device, stream)
+
+
+def _current_stream(torch: Any, device: int) -> int:
+    try:
+        return int(torch._C._cuda_getCurrentRawStream(device))  # 0.1 us; the public way makes an object in 3
+    except AttributeError:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _copy_of(tensor: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    if hasattr(tensor, "copy"):  # numpy, cupy
+        return tensor.copy()
+    raise ConfigError(f"a {type(tensor).__name__} has no copy() to take a snapshot with")
+
+
+def _foreign_rows(tensor: Any, foreign: Foreign) -> Rows:
+    if foreign.dtype not in ITEM_BYTES:
+        raise ConfigError(f"a {type(tensor).__name__} of {foreign.dtype} cannot be sent; convert it first")
+    if not foreign.shape:
+        raise ConfigError("a tensor needs at least one dimension, its rows; this one has none")
+    item = ITEM_BYTES[foreign.dtype]
+    strides = tuple(stride // item for stride in foreign.strides)
+    if foreign.strides[0] < 0 or not _row_contiguous(foreign.shape, strides):
+        raise ConfigError(f"the rows of this {type(tensor).__name__} are not contiguous; make them so first")
+    row_bytes = math.prod(foreign.shape[1:]) * item
+    rows = (foreign.pointer, foreign.strides[0], row_bytes, foreign.shape[0], foreign.shape, foreign.dtype)
+    return Rows(*rows, foreign.owner, foreign.device, foreign.stream)
+
+
+def cuda_device_in_use() -> int | None:
+    """torch's current device if this process uses CUDA through torch already; asks without starting CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.current_device())
 
 
 def _is_lazy(torch: Any, tensor: Any) -> bool:

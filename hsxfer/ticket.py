@@ -21,7 +21,7 @@ MAX_MISSING_RANGES = 16
 _LEADER_TAIL_BYTES, _SHARD_TAIL_BYTES = 2048, 16384
 
 # The fields of a native copy, in order (csrc/hsxfer.h).
-Plan = tuple[int, int, int, int, int, int, int, int, int, int, int]
+Plan = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
 class Ranges:
@@ -85,13 +85,14 @@ class Ticket:
         self._ended = self._refused = False
         self._failed: str | None = None  # why the sample will have failed, if so
         self._written = {name: Ranges() for name in layout.placements}
+        self._devices: dict[str, int] = {}
         self._pieces: dict[str, list[_Piece]] = {}
         self._num_writes = 0
 
-    def write(self, name: str, start: int, tensor: Any) -> None:
+    def write(self, name: str, start: int, tensor: Any, *, snapshot: bool = False) -> None:
         """Rows `[start, start + len(tensor))` of tensor `name`; returns before they have moved. Raises `ConfigError`: unknown name, other
         dtype or width, rows out of range, sample sealed. Nothing is written then."""
-        self._sink.write_many([(self, name, start, tensor)])
+        self._sink.write_many([(self, name, start, tensor)], snapshot=snapshot)
 
     def commit(self) -> Handle:
         """Seals the sample. With rows missing it fails, and its consumer's `get` raises `SampleFailed` naming them."""
@@ -135,6 +136,8 @@ class Ticket:
                 f"sample {self.handle.key!r}: rows of {name!r} are {spec.dtype} {list(spec.shape[1:])}, "
                 f"not {rows.dtype} {list(rows.shape[1:])}"
             )
+        if self._devices.setdefault(name, rows.device) != rows.device:  # the order of writes is kept on each device only
+            raise ConfigError(f"sample {self.handle.key!r}: {name!r} is written from two devices; send it from one")
         if not 0 <= start <= start + rows.num_rows <= spec.shape[0]:
             raise ConfigError(
                 f"sample {self.handle.key!r}: rows [{start}, {start + rows.num_rows}) of {name!r} are outside of [0, {spec.shape[0]})"
@@ -173,6 +176,9 @@ class Ticket:
             slot.generation,
             slot.index,
             0,
+            place.marks,
+            place.rows_per_mark,
+            local,
         )
 
     def _forget_hidden(self, name: str, start: int, stop: int) -> None:

@@ -28,12 +28,13 @@ CORE = {
     "ranks": {"errors"},
     "handle": {"errors"},
     "layout": {"errors", "handle"},
-    "tensors": {"errors", "handle"},
+    "foreign": {"errors"},
+    "tensors": {"errors", "foreign", "handle"},
     "_native": {"errors"},
     "arena": {"errors", "_native"},
     "ticket": {"errors", "_native", "handle", "layout", "ranks", "tensors"},
     "outbox": {"errors", "_native", "arena", "ticket"},
-    "sink": {"errors", "_native", "config", "handle", "layout", "ranks", "tensors", "arena", "ticket", "outbox"}
+    "sink": {"errors", "foreign", "_native", "config", "handle", "layout", "ranks", "tensors", "arena", "ticket", "outbox"}
     | {"transports"},
     "sample": {"errors", "_native", "handle", "layout", "tensors", "arena"},
     "source": {"errors", "handle", "tensors", "arena", "sample", "transports"},
