@@ -20,6 +20,8 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
+from hsxfer.engines.sglang.counters import WRITE_EVERY_S
+
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "examples" / "target_model" / "model"
 START_S = 240
@@ -97,8 +99,10 @@ class Server:
         return self._pool.submit(self.generate, **request)
 
     def stats(self, label: str = "dp0-pp0-tp0", **until: Any) -> dict[str, Any]:
-        """A rank's counters, once they say what `until` says."""
-        deadline = time.monotonic() + 10
+        """A rank's counters, once they say what `until` says; without it, those of a server that has nothing to do."""
+        if not until:
+            time.sleep(3 * WRITE_EVERY_S)
+        deadline = time.monotonic() + 20
         while True:
             with contextlib.suppress(FileNotFoundError):
                 stats = json.loads((self.stats_dir / f"{label}.json").read_text())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from .guard import attempt, refuse
+from .guard import attempt, logger, refuse
 from .plugin import Plugin
 
 # sglang versions whose inside was read and tested, and the module that knows it.
@@ -133,6 +133,8 @@ def open_plugin(
         instance=instance,
         model=model,
     )
+    role = "sends hidden states to" if sink.sends else "sends nothing to"
+    logger.info("hsxfer: rank %s of server %s %s %s", rank.label, instance, role, url)
     stats_dir = os.environ.get("HSXFER_STATS_DIR", "").strip()
     if stats_dir:
         os.makedirs(stats_dir, exist_ok=True)

@@ -119,18 +119,23 @@ def _pieces(plugin: Plugin, batch: Any) -> tuple[list[Piece], int]:
     for request, start, rows in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
         sample = _sample(request)
         if sample is not None and sample.open:
-            if len(request.origin_input_ids) != sample.rows:
-                plugin.fail(sample, _why_changed(sample, request))
+            # An aborted request is prefilled with one token that is not its own.
+            if request.to_finish is not None or len(request.origin_input_ids) != sample.rows:
+                plugin.fail(sample, _why_not(sample, request))
             else:
                 pieces.append(Piece(sample, offset, start, rows))
         offset += rows
     return pieces, offset
 
 
-def _why_changed(sample: Sample, request: Any) -> str:
-    finish = request.to_finish or request.finished_reason
-    changed = f"the engine changed the prompt of {sample.rows} tokens to {len(request.origin_input_ids)}"
-    return getattr(finish, "message", None) or changed
+def _why_not(sample: Sample, request: Any) -> str:
+    if request.to_finish is not None:
+        return _ended(request.to_finish)
+    return f"the engine changed the prompt of {sample.rows} tokens to {len(request.origin_input_ids)}"
+
+
+def _ended(reason: Any) -> str:
+    return f"the request ended before its prompt was processed: {getattr(reason, 'message', None) or reason}"
 
 
 def on_prefill_result(original: Callable[..., Any], processor: Any, batch: Any, result: Any) -> Any:
@@ -174,8 +179,7 @@ def _handle(plugin: Plugin, request: Any) -> dict[str, Any]:
     if sample is None or sample.handle is None:
         return NO_HANDLE
     if sample.open and request.finished():
-        reason = getattr(request.finished_reason, "message", None)
-        plugin.fail(sample, f"the request ended before its prompt was processed: {reason or request.finished_reason}")
+        plugin.fail(sample, _ended(request.finished_reason))
     return sample.handle
 
 
