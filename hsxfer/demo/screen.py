@@ -1,0 +1,86 @@
+"""What the demo shows: a bar while it trains, a table at the end."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+
+class TrainingScreen:
+    """A bar with the figures of the newest step; a line whenever the draft head was held to the prompts set aside."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._bar = Progress(
+            *(TextColumn("training"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn()),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=steps, figures="")
+        self._console = console
+
+    def __enter__(self) -> TrainingScreen:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: dict[str, Any], totals: dict[str, float]) -> None:
+        """`progress`: what the trainer told of a step. `totals`: samples_per_s, num_bytes and arena_use (0 to 1)."""
+        step = int(progress["step"])
+        moved = f"{totals['samples_per_s']:.1f} samples/s, {totals['num_bytes'] / 1e9:.4f} GB moved"
+        arena = f"arena {totals['arena_use']:.0%}"
+        if "held_out_loss" in progress:
+            loss = f"loss {progress['held_out_loss']:.3f}, agrees with the target {progress['held_out_agreement']:.1%}"
+            self._bar.console.print(f"  step {step:>4}  {loss}  [dim]{moved}, {arena}[/dim]")
+        if "loss" in progress:
+            figures = f"loss {progress['loss']:.3f}  top-1 {progress['agreement']:.1%}  {moved}  {arena}"
+            self._bar.update(self._task, completed=step, figures=figures)
+
+
+def show_comparison(console: Console, result: dict[str, Any]) -> None:
+    """The table, and what was measured."""
+    stock, ours = result["stock"], result["hsxfer"]
+    table = Table(title="The same prompts with hidden states", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("", "stock sglang", "hsxfer", "ratio"):
+        table.add_column(name, justify="right" if name else "left")
+
+    def row(what: str, form: str, of: float, to: float) -> None:
+        table.add_row(what, form.format(of), form.format(to), f"{of / to:,.1f}")
+
+    row("seconds, first prompt to last tensor", "{:.2f}", stock["seconds"], ours["seconds"])
+    row("  the same prompts without hidden states", "{:.2f}", stock["seconds_without"], ours["seconds_without"])
+    row("bytes of replies", "{:,.0f}", stock["reply_bytes"], ours["reply_bytes"])
+    for rank, (of, to) in enumerate(zip(stock["hidden_cpu_s"], ours["hidden_cpu_s"], strict=True)):
+        # A ratio to what is within its own noise of nothing would be noise.
+        ratio = f"{of['median'] / to['median']:,.1f}" if to["median"] > to["spread"] else ""
+        cells = [f"{one['median']:.2f} ± {one['spread']:.2f}" for one in (of, to)]
+        table.add_row(f"CPU seconds of rank {rank} on hidden states", *cells, ratio)
+    table.add_row("rows that arrived", f"{stock['rows']:,}", f"{ours['rows']:,}", f"of {result['num_tokens']:,}")
+    console.print(table)
+    checked = result["checked"]
+    notes = [
+        f"{result['num_prompts']} prompts of {result['num_tokens']:,} tokens, {result['in_flight']} in flight, hidden size "
+        f"{result['hidden_size']}, {os.cpu_count()} {platform.machine()} cores. Medians of {result['repeats']} repeats "
+        "that alternate between the servers, each with an empty cache.",
+        "CPU seconds: user and system time of the rank's process over the prompts with hidden states, less that over the same "
+        "prompts without, of one repeat; ± half the range that the middle half of the repeats lies in.",
+        f"{checked['num_equal']} of {checked['num_prompts']} prompts sent one at a time to both servers gave the same hidden "
+        "states, bit for bit.",
+    ]
+    if stock["rows"] < result["num_tokens"]:
+        notes.append(
+            f"Stock sglang left {result['num_tokens'] - stock['rows']:,} rows out, those of earlier chunks of a prompt that is "
+            "computed in several: it did less than hsxfer."
+        )
+    for note in notes:
+        console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
