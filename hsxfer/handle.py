@@ -16,6 +16,7 @@ from .errors import HandleError
 FORMAT_VERSION = 0
 MAX_JSON_BYTES = 1 << 16
 MAX_TENSORS = 64
+MAX_DIMENSIONS = 8
 MAX_ROWS = 1 << 40
 MAX_TENSOR_BYTES = 1 << 48
 
@@ -180,13 +181,14 @@ def check_consumers(consumers: Any) -> int:
 
 def check_tensors(tensors: Mapping[str, tuple[Iterable[int], str]]) -> dict[str, TensorSpec]:
     """`{name: (shape, dtype)}` -> specs; all of them with the same number of rows."""
-    table = {
-        name: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
-        for name, (shape, dtype) in tensors.items()
-    }
-    shapes = [list(shape) for shape, _ in tensors.values()]
-    _require(all(shapes), "a tensor needs at least one dimension, its rows")
-    return _tensors(table, shapes[0][0] if shapes else 0)
+    _require(1 <= len(tensors) <= MAX_TENSORS, "tensors {} is not a table of 1 to {}", list(tensors), MAX_TENSORS)
+    specs: dict[str, TensorSpec] = {}
+    for name, (extents, dtype) in tensors.items():
+        shape = tuple(extents)
+        _require(bool(shape), "a tensor needs at least one dimension, its rows")
+        rows = next(iter(specs.values())).shape[0] if specs else shape[0]
+        specs[name] = _spec(name, str(dtype).removeprefix("torch."), shape, rows)
+    return specs
 
 
 def token_ids_array(token_ids: Any) -> array.array[int]:
@@ -290,35 +292,30 @@ def _tensors(value: Any, rows: int) -> dict[str, TensorSpec]:
     specs = {}
     for name, entry in value.items():
         _text(name, "tensor name", _TENSOR)
-        _require(name != "token_ids", "the tensor name token_ids is taken: pass token_ids=")
         _require(
             isinstance(entry, Mapping) and entry.keys() == {"dtype", "shape"},
             "tensor {}: {} is not dtype and shape",
             name,
             entry,
         )
-        what = f"tensor {name!r}"
-        dtype = _choice(entry["dtype"], what + ": dtype", ITEM_BYTES)
-        shape = tuple([_bounded(n, what + ": extent", 0, MAX_ROWS) for n in _list(entry["shape"], what + ": shape", 8)])
-        _require(
-            bool(shape) and shape[0] == rows,
-            "tensor {}: shape {} does not begin with the sample's {} rows",
-            name,
-            shape,
-            rows,
-        )
-        spec = TensorSpec(dtype, shape)
-        _require(
-            TensorSpec(dtype, tuple([n or 1 for n in shape])).nbytes
-            <= MAX_TENSOR_BYTES,  # an extent of 0 hides nothing
-            "tensor {}: {} of {} is more than {} bytes",
-            name,
-            shape,
-            dtype,
-            MAX_TENSOR_BYTES,
-        )
-        specs[name] = spec
+        shape = _list(entry["shape"], f"tensor {name!r}: shape", MAX_DIMENSIONS)
+        specs[name] = _spec(name, entry["dtype"], tuple(shape), rows)
     return specs
+
+
+def _spec(name: Any, dtype: Any, shape: tuple[Any, ...], rows: int) -> TensorSpec:
+    _text(name, "tensor name", _TENSOR)
+    _require(name != "token_ids", "the tensor name token_ids is taken: pass token_ids=")
+    what = f"tensor {name!r}"
+    num_bytes = ITEM_BYTES[_choice(dtype, what + ": dtype", ITEM_BYTES)]
+    for extent in shape:
+        num_bytes *= _bounded(extent, what + ": extent", 0, MAX_ROWS) or 1  # an extent of 0 hides nothing
+    _require(len(shape) <= MAX_DIMENSIONS, what + ": shape {} has more than {} dimensions", shape, MAX_DIMENSIONS)
+    _require(
+        bool(shape) and shape[0] == rows, what + ": shape {} does not begin with the sample's {} rows", shape, rows
+    )
+    _require(num_bytes <= MAX_TENSOR_BYTES, what + ": {} of {} is more than {} bytes", shape, dtype, MAX_TENSOR_BYTES)
+    return TensorSpec(dtype, shape)
 
 
 def _layers(value: Any) -> tuple[int, ...] | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import ConfigError
 from .handle import ITEM_BYTES, Handle, TensorSpec
@@ -15,10 +14,10 @@ ALIGN_BYTES = 256  # a DMA-friendly start for every tensor
 MAX_HEAD_BYTES = 1 << 18  # a head is read at every get
 # Between two watermarks: 4 to 16 MB are as good, 1 MB costs a tenth of the way, 64 MB delay its end.
 MARKED_BYTES = 8 << 20
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """One tensor of a part: offsets in bytes from the start of the slot's data."""
 
     spec: TensorSpec
@@ -42,8 +41,7 @@ class Placement:
         return told
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The whole of a part. `payload_bytes` is what counts against the capacity."""
 
     placements: dict[str, Placement]
@@ -64,13 +62,13 @@ def place(tensors: Mapping[str, TensorSpec], part_rows: int, digest: bool, marks
         offset = _aligned(offset + part_rows * row_bytes)
     if digest:
         for name, at in placements.items():
-            placements[name] = Placement(at.spec, at.offset, at.row_bytes, at.rows, offset)
+            placements[name] = at._replace(digests=offset)
             offset += 8 * at.rows
     first_mark = offset
     for name, at in placements.items():
         if marks and at.rows * at.row_bytes >= 2 * MARKED_BYTES and at.rows > 1:
             rows_per_mark = max(1, MARKED_BYTES // at.row_bytes)
-            placements[name] = replace(at, marks=offset, rows_per_mark=rows_per_mark)
+            placements[name] = at._replace(marks=offset, rows_per_mark=rows_per_mark)
             offset += 8 * -(-at.rows // rows_per_mark)
     return Layout(placements, offset, payload, (first_mark, (offset - first_mark) // 8))
 
@@ -88,7 +86,7 @@ def encode_head(handle: Handle, layout: Layout, meta: Mapping[str, Any] | None) 
             "meta": dict(meta or {}),
             "tensors": {name: placement.to_dict() for name, placement in layout.placements.items()},
         }
-        encoded = json.dumps(head, separators=(",", ":")).encode()
+        encoded = _ENCODER.encode(head).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"meta must be JSON: {error}") from None
     if len(encoded) > MAX_HEAD_BYTES:

@@ -136,7 +136,8 @@ class Ticket:
                 f"sample {self.handle.key!r}: rows of {name!r} are {spec.dtype} {list(spec.shape[1:])}, "
                 f"not {rows.dtype} {list(rows.shape[1:])}"
             )
-        if self._devices.setdefault(name, rows.device) != rows.device:  # the order of writes is kept on each device only
+        # The order of writes is kept on each device only.
+        if self._devices.setdefault(name, rows.device) != rows.device:
             raise ConfigError(f"sample {self.handle.key!r}: {name!r} is written from two devices; send it from one")
         if not 0 <= start <= start + rows.num_rows <= spec.shape[0]:
             raise ConfigError(
@@ -211,8 +212,9 @@ class Ticket:
     def _tail(self) -> tuple[bytes, bool]:
         """What the sample's end says (docs/format.md, 4), and whether it is a failure."""
         if self._failed is None:
-            pieces = {name: [piece[:4] for piece in kept] for name, kept in self._pieces.items()}
-            tail = _json({"pieces": pieces} if pieces else {})
+            if not self._pieces:
+                return b"{}", False
+            tail = _json({"pieces": {name: [piece[:4] for piece in kept] for name, kept in self._pieces.items()}})
             if len(tail) <= self.tail_capacity:
                 return tail, False
             self._failed = f"{self._num_writes} writes are too many to describe under policy shard"
