@@ -60,7 +60,9 @@ class Arena:
         consumers: int,
         marks: tuple[int, int] = (0, 0),
     ) -> _native.Slot:
-        """Reserves a slot; `marks`: where its watermarks lie in the data, and how many. Raises `StoreFull` with the figures, `HandleError` if a live sample has this key."""
+        """Reserves a slot; `marks`: where its watermarks lie in the data, and how many.
+
+        Raises `StoreFull` with the figures, `HandleError` if a live sample has this key."""
         slot = _native.Slot()
         spec = _native.SampleSpec(
             key, head, data_bytes, payload_bytes, len(key), len(head), tail_capacity, consumers, *marks
@@ -151,6 +153,14 @@ class Lease:
             raise HandleError(f"{num_bytes} bytes at {offset} are outside of the slot's {self._raw.data_bytes}")
         return int(self._raw.data or 0) + offset
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the sample's data still arrived when the lease was taken."""
+        return self._raw.state in (_native.OPEN, _native.SEALED)
+
+    def native(self) -> _native.Lease:
+        return self._raw
+
     def release(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -175,17 +185,19 @@ class ArenaReader:
         self._handle = handle
         self.path = path
 
-    def lease(self, key: bytes, ack: bool, timeout_s: float) -> Lease:
-        """Waits up to `timeout_s`, in one go. Raises `TransferTimeout`, `SampleLost` with the fate, `SampleFailed` with the reason."""
+    def lease(self, key: bytes, ack: bool, timeout_s: float, early: bool = False) -> Lease:
+        """Waits up to `timeout_s`, in one go, with `early` only for the sample's first rows.
+        Raises `TransferTimeout`, `SampleLost` with the fate, `SampleFailed` with the reason."""
         with self._lock:
             if self._handle is None or self._closing:
                 raise ReaderClosed(f"reader of {os.path.basename(self.path)} is closed")
             self._leases += 1  # keeps the handle open during the wait
         raw = _native.Lease()
         code = _native.SYSTEM
+        flags = _native.LEASE_ACK * ack + _native.LEASE_EARLY * early
         try:
             library = self._lib.slow if timeout_s > 0 else self._lib.fast
-            code = library.hsx_lease_wait(self._handle, key, len(key), ack, int(timeout_s * 1e6), byref(raw))
+            code = library.hsx_lease_wait(self._handle, key, len(key), flags, int(timeout_s * 1e6), byref(raw))
             error = None if code in (_native.OK, _native.FAILED) else self._lib.error(code)
         finally:
             if code not in (_native.OK, _native.FAILED):
@@ -206,6 +218,11 @@ class ArenaReader:
         if code == _native.TIMEOUT:
             raise TransferTimeout(f"sample {key.decode()!r} is not there after {timeout_s:g} s")
         raise error
+
+    def native(self) -> Any:
+        if self._handle is None:
+            raise ReaderClosed(f"reader of {os.path.basename(self.path)} is closed")
+        return self._handle
 
     def alive(self) -> tuple[bool, bool]:
         """Whether the producer lives, and whether it closed the arena in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _native
@@ -12,6 +12,7 @@ from .errors import ConfigError, HandleError, IntegrityError, SampleLost
 from .handle import Handle, TensorSpec, token_hash, token_ids_array
 from .layout import Placement
 from .tensors import bad_rows, check_dtype, empty, memory_at, view
+from .tensors_cuda import used_here
 
 TOKEN_IDS = "token_ids"
 
@@ -41,7 +42,8 @@ class Part:
 
     def place(self, name: str) -> Placement:
         entry = self._places[name]
-        return Placement(self.specs[name], entry["offset"], entry["row_bytes"], entry["rows"], entry["digests"])
+        marks = entry.get("marks", (0, 0))
+        return Placement(self.specs[name], entry["offset"], entry["row_bytes"], entry["rows"], entry["digests"], *marks)
 
     def pieces(self, name: str) -> list[Piece]:
         """This rank's pieces of the tensor; under `leader` one that is all of it."""
@@ -88,6 +90,17 @@ class Sample:
                 _copy(self.handle, parts[0], name, None, self.rows[0], self.rows[1], 0, check=True)
         if copy or len(parts) > 1:
             self._parts = []
+
+    def deliver(self, tensors: Mapping[str, Any], meta: dict[str, Any]) -> None:
+        """Takes tensors of its own, which hold no lease."""
+        self._tensors, self.meta = dict(tensors), meta
+        self.used_here()
+
+    def used_here(self) -> None:
+        """Tensors on a GPU are used on the caller's current stream from now on. `get` and `prefetch` call this; who hands them
+        to another stream calls `tensor.record_stream` as ever."""
+        for tensor in self._tensors.values():
+            used_here(tensor)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:

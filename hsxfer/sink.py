@@ -39,6 +39,8 @@ log = logging.getLogger("hsxfer")
 
 Shapes = Mapping[str, tuple[Iterable[int], str]]
 
+_BATCH = 64  # writes from a GPU in a submission: a copy of 400 KB takes longer than preparing the next one does
+
 
 class Sink:
     """Sends the samples of one rank. Thread-safe. Use `open_sink`; a context manager that closes itself.
@@ -152,8 +154,9 @@ class Sink:
     def write_many(self, writes: Iterable[tuple[Ticket, str, int, Any]], *, snapshot: bool = False) -> None:
         """`(ticket, name, start, tensor)` each: rows `[start, start + len(tensor))` of that sample's tensor.
 
-        One native call and one event for all (of a device and stream); all are checked before any is queued. Rows may be written again until the
-        sample is sealed; the last write holds.
+        All are checked before any is queued. One native call and one event for all from the same device and stream (of many
+        from a GPU, one for every 64, so that the first copies run while the others are prepared). Rows may be written again
+        until the sample is sealed; the last write holds.
         """
         if self._arena is None:
             return
@@ -281,14 +284,22 @@ class Sink:
                 ticket.check(name, start, rows)
             for device in {rows.device for _, _, _, rows in writes} - self._attached:
                 self._attach(device)
-            plans: dict[tuple[int, int], list[Plan]] = {}
+            owners = [rows.owner for _, _, _, rows in writes]
+            batches: dict[tuple[int, int], list[Plan]] = {}
             for ticket, name, start, rows in writes:
                 if plan := ticket.plan(name, start, rows):
-                    plans.setdefault((rows.device, rows.stream), []).append(plan)
-            for (device, stream), its_plans in plans.items():
-                if self._outbox is not None:
-                    self._outbox.submit(its_plans, [rows.owner for _, _, _, rows in writes], device, stream)
+                    plans = batches.setdefault((rows.device, rows.stream), [])
+                    plans.append(plan)
+                    if len(plans) == _BATCH and rows.device != HOST:
+                        self._submit(plans, owners, rows.device, rows.stream)
+                        plans.clear()
+            for (device, stream), plans in batches.items():
+                self._submit(plans, owners, device, stream)
             self._num_writes += len(writes)
+
+    def _submit(self, plans: list[Plan], owners: list[Any], device: int, stream: int) -> None:
+        if plans and self._outbox is not None:
+            self._outbox.submit(plans, owners, device, stream)
 
     def _attach(self, device: int) -> None:
         if self._arena is None:

@@ -12,10 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from .arena import WAIT_SLICE_S, ArenaReader, Lease, ReaderClosed, check_not_forked
+from .delivery import deliver
 from .errors import ConfigError, HandleError, SampleLost, TransferTimeout, TransportUnavailable
+from .foreign import HOST
 from .handle import Handle, check_key
-from .sample import Part, Sample
+from .sample import TOKEN_IDS, Part, Sample
 from .tensors import check_framework
+from .tensors_cuda import parse_device
 from .transports import Store, resolve
 
 ABSENT_S = 4.0  # an arena that a handle names and that does not appear in this time is lost, not late
@@ -53,8 +56,9 @@ class Source:
         """Waits until the sample is complete and returns it.
 
         `handle`: a Handle, its JSON, its dict, or a sample's key. `names`: only these tensors. `rows`: only these absolute
-        positions, a slice without a step. `framework`: "torch", "numpy", or "memoryview", which needs neither and gives
-        floats of 8 and 16 bits as the unsigned integers of their bits. `verify`: "auto" checks the digests of whatever is
+        positions, a slice without a step. `device="cuda:N"`: tensors of the caller's own on that GPU; their copies start while
+        the sample still arrives, and the slot is free when they end. `framework`: "torch", "numpy", "cupy" (on a GPU),
+        or "memoryview", which needs neither and gives floats of 8 and 16 bits as the unsigned integers of their bits. `verify`: "auto" checks the digests of whatever is
         copied, True also those of zero-copy views (one pass over the bytes), False none. `copy=True`: tensors of the
         caller's own instead of read-only views. `ack=False`: does not use one of the sample's `consumers`.
 
@@ -63,7 +67,8 @@ class Source:
         producer died), `IntegrityError`.
         """
         self._check_open()
-        check_framework(framework, device)
+        check_framework(framework)
+        gpu = parse_device(framework, device)
         if verify not in (True, False, "auto"):
             raise ConfigError(f"verify={verify!r} is not True, False or 'auto'")
         expected, key = self._identify(handle)
@@ -71,7 +76,7 @@ class Source:
         name = key.encode()
         with ExitStack() as on_error:  # a traceback that somebody keeps must not keep the leases
             # A look without acknowledging first: bad arguments and contradictions must not use the sample up.
-            first, lease = self._find(expected, key, name, deadline)
+            first, lease = self._find(expected, key, name, deadline, gpu != HOST)
             on_error.callback(lease.release)
             part = Part(lease, expected)
             if self.name != part.handle.store or key != part.handle.key:
@@ -84,11 +89,19 @@ class Source:
                 for reader in readers:
                     parts.append(Part(self._lease(reader, name, deadline), part.handle))
                     on_error.callback(parts[-1].lease.release)
-            if ack:
-                for reader, held in zip(readers, parts, strict=True):
-                    self._acknowledge(reader, name, held.lease)
-            sample.load(parts, verify, copy)
-            on_error.pop_all()
+            acknowledge = self._acknowledge if ack else lambda *_: None
+            if gpu != HOST:
+                names = sample.keys() + ([TOKEN_IDS] if TOKEN_IDS in part.specs else [])
+                tensors = deliver(
+                    *(gpu, framework, names, sample.rows, readers, parts, verify is not False),
+                    *(lambda: self._must_live(first, name), deadline.left_s),
+                )
+                sample.deliver(tensors, part.meta)
+            for reader, held in zip(readers, parts, strict=True):
+                acknowledge(reader, name, held.lease)
+            if gpu == HOST:
+                sample.load(parts, verify, copy)
+                on_error.pop_all()
         return sample
 
     def prefetch(self, handles: Iterable[HandleLike], *, depth: int = 4, **options: Any) -> Iterator[Sample]:
@@ -128,10 +141,12 @@ class Source:
             raise HandleError(f"this handle is of {parsed.store}; this source reads {self.name} only")
         return parsed, parsed.key
 
-    def _find(self, handle: Handle | None, key: str, name: bytes, deadline: _Deadline) -> tuple[ArenaReader, Lease]:
+    def _find(
+        self, handle: Handle | None, key: str, name: bytes, deadline: _Deadline, early: bool
+    ) -> tuple[ArenaReader, Lease]:
         if handle is not None:
             reader = self._await_reader(handle.instance, handle.ranks[0], deadline)
-            return reader, self._lease(reader, name, deadline)
+            return reader, self._lease(reader, name, deadline, early and len(handle.ranks) == 1)
         pause, lost = _POLL_S[0], None
         while True:
             with self._lock:
@@ -140,8 +155,9 @@ class Source:
             for reader in readers:
                 try:
                     if len(readers) == 1:
-                        return reader, reader.lease(name, False, min(deadline.left_s(), WAIT_SLICE_S))
-                    return reader, reader.lease(name, False, 0.0)
+                        wait_s = min(deadline.left_s(), WAIT_SLICE_S)
+                        return reader, reader.lease(name, False, wait_s, early)
+                    return reader, reader.lease(name, False, 0.0, early)
                 except TransferTimeout:
                     num_gone += not self._alive(reader)
                 except ReaderClosed:
@@ -183,12 +199,12 @@ class Source:
             time.sleep(pause)
             pause = min(pause * 2, _POLL_S[1])
 
-    def _lease(self, reader: ArenaReader, name: bytes, deadline: _Deadline) -> Lease:
+    def _lease(self, reader: ArenaReader, name: bytes, deadline: _Deadline, early: bool = False) -> Lease:
         wait_s = 0.0
         while True:
             left_s = deadline.left_s()
             try:
-                return reader.lease(name, False, min(left_s, wait_s))
+                return reader.lease(name, False, min(left_s, wait_s), early)
             except ReaderClosed:
                 self._check_open()
                 raise SampleLost(f"sample {name.decode()!r} is gone: closed", "closed") from None
@@ -217,6 +233,12 @@ class Source:
             self._check_open()
             reason = "closed"
         raise SampleLost(f"sample {name.decode()!r} is gone: {reason}", reason)
+
+    def _must_live(self, reader: ArenaReader, name: bytes) -> None:
+        """While a sample is copied that still arrives. Raises `SampleLost` if the rest will not come."""
+        self._check_open()
+        if not self._alive(reader):
+            self._last_look(reader, name).release()
 
     def _acknowledge(self, reader: ArenaReader, name: bytes, held: Lease) -> None:
         """Uses one of the sample's acknowledgements. Raises `SampleLost` if others have used them all since `held` was taken."""
@@ -264,6 +286,7 @@ def _prefetch(source: Source, handles: Iterable[HandleLike], depth: int, options
     try:
         while ahead[0].result() is not None:
             ahead.append(pool.submit(fetch))
+            ahead[0].result().used_here()  # type: ignore[union-attr] # not on the stream of the thread that fetched it
             yield ahead.popleft().result()  # type: ignore[misc] # bound to no name here: only the loop holds it
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -16,7 +16,7 @@ from .errors import ConfigError
 from .foreign import HOST, Foreign, read_foreign
 from .handle import ITEM_BYTES
 
-FRAMEWORKS = ("torch", "numpy", "memoryview")
+FRAMEWORKS = ("torch", "numpy", "cupy", "memoryview")
 # Where a conjugate or negative bit can be, in place of changed bytes: complex tensors, and the imaginary part of a conjugate.
 _MAY_BE_LAZY = {"complex128", "complex64", "complex32", "float64", "float32", "float16"}
 # Format characters of the buffer protocol; their size is what the buffer says.
@@ -174,52 +174,48 @@ def _row_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def check_framework(framework: str, device: str) -> None:
+def check_framework(framework: str) -> None:
     if framework not in FRAMEWORKS:
         raise ConfigError(f"framework {framework!r} is not one of {', '.join(FRAMEWORKS)}")
-    if str(device) != "cpu":
-        raise ConfigError(
-            f"device {str(device)!r}: this transport delivers to host memory; use device='cpu' and move the tensor"
-        )
     if framework != "memoryview":
         _torch() if framework == "torch" else _numpy()
 
 
 def check_dtype(framework: str, name: str) -> None:
     """Raises `ConfigError` if `framework` cannot hold this dtype."""
-    _dtype(framework, name)
+    dtype_of(framework, name)
 
 
 def view(framework: str, memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """A tensor over `memory` (a ctypes array, which the tensor keeps alive); read-only where the framework knows of it."""
     if framework == "numpy":
-        array = _numpy().frombuffer(memory, dtype="uint8").view(_dtype(framework, dtype)).reshape(shape)
+        array = _numpy().frombuffer(memory, dtype="uint8").view(dtype_of(framework, dtype)).reshape(shape)
         array.flags.writeable = False
         return array
     if framework == "memoryview":
         return _shaped(memoryview(memory).toreadonly(), dtype, shape)
     torch = _torch()
     if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=_dtype(framework, dtype))
-    return torch.frombuffer(memory, dtype=torch.uint8).view(_dtype(framework, dtype)).view(shape)
+        return torch.empty(shape, dtype=dtype_of(framework, dtype))
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype_of(framework, dtype)).view(shape)
 
 
 def empty(framework: str, dtype: str, shape: tuple[int, ...]) -> tuple[Any, int]:
     """An uninitialised tensor of its own memory, and its address."""
     if framework == "numpy":
-        array = _numpy().empty(shape, dtype=_dtype(framework, dtype))
+        array = _numpy().empty(shape, dtype=dtype_of(framework, dtype))
         return array, array.ctypes.data
     if framework == "memoryview":
         memory = (ctypes.c_char * (math.prod(shape) * ITEM_BYTES[dtype]))()
         return _shaped(memoryview(memory), dtype, shape), ctypes.addressof(memory)
-    tensor = _torch().empty(shape, dtype=_dtype(framework, dtype))
+    tensor = _torch().empty(shape, dtype=dtype_of(framework, dtype))
     return tensor, tensor.data_ptr()
 
 
 def _shaped(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> memoryview:
     """Python has no memoryview of several dimensions without elements: that one comes flat."""
     flat = memory.cast("B")
-    return flat.cast(_dtype("memoryview", dtype), shape) if flat.nbytes else flat.cast(_dtype("memoryview", dtype))
+    return flat.cast(dtype_of("memoryview", dtype), shape) if flat.nbytes else flat.cast(dtype_of("memoryview", dtype))
 
 
 def memory_at(address: int, num_bytes: int, keep: Any) -> Any:
@@ -253,8 +249,8 @@ def _torch_names() -> dict[Any, str]:
 
 
 @cache
-def _dtype(framework: str, name: str) -> Any:
-    if framework == "numpy":
+def dtype_of(framework: str, name: str) -> Any:
+    if framework in ("numpy", "cupy"):
         return _numpy_dtype(name)
     if framework == "torch":
         if not hasattr(_torch(), name):

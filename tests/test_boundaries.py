@@ -36,8 +36,11 @@ CORE = {
     "outbox": {"errors", "_native", "arena", "ticket"},
     "sink": {"errors", "foreign", "_native", "config", "handle", "layout", "ranks", "tensors", "arena", "ticket", "outbox"}
     | {"transports"},
-    "sample": {"errors", "_native", "handle", "layout", "tensors", "arena"},
-    "source": {"errors", "handle", "tensors", "arena", "sample", "transports"},
+    "tensors_cuda": {"errors", "foreign", "tensors"},
+    "fetch": {"errors", "_native", "arena"},
+    "sample": {"errors", "_native", "handle", "layout", "tensors", "tensors_cuda", "arena"},
+    "delivery": {"errors", "arena", "fetch", "handle", "sample", "tensors_cuda"},
+    "source": {"errors", "delivery", "foreign", "tensors_cuda", "handle", "tensors", "arena", "sample", "transports"},
     "transports": {"errors", "config", "transports.base", "transports.shm"},
     "transports.base": {"arena", "config"},
     "transports.shm": {"errors", "arena", "config"},
@@ -103,8 +106,8 @@ def test_nobody_imports_the_rim_from_inside() -> None:
 
 
 def test_tensors_is_the_one_place_of_the_core_for_foreign_packages_and_imports_them_late() -> None:
-    assert {module for module in CORE if foreign(module)} == {"tensors"}
-    assert foreign("tensors") <= HEAVY
+    assert {module for module in CORE if foreign(module)} == {"tensors", "tensors_cuda"}
+    assert foreign("tensors") | foreign("tensors_cuda") <= HEAVY
     for name, at_import in imports(FILES["tensors"], "tensors"):
         assert not (at_import and name.split(".")[0] in HEAVY), f"tensors imports {name} when it is imported"
 
@@ -209,6 +212,7 @@ STRUCTS = {
     "hsx_copy": _native.Copy,
     "hsx_stats": _native.Stats,
     "hsx_lease": _native.Lease,
+    "hsx_fetch_op": _native.FetchOp,
     "hsx_probe_info": _native.ProbeInfo,
 }
 

@@ -36,7 +36,7 @@ def test_a_framework_that_is_not_installed(store: str, monkeypatch: pytest.Monke
 def test_a_dtype_that_the_framework_lacks(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with hsxfer.open_sink(store + "?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
         handle = sink.put({"x": torch.zeros(4, dtype=torch.float8_e8m0fnu), "y": torch.zeros(4)}, consumers=2)
-        tensors._dtype.cache_clear()
+        tensors.dtype_of.cache_clear()
         with monkeypatch.context() as patch:
             patch.delattr(torch, "float8_e8m0fnu")
             with pytest.raises(hsxfer.ConfigError, match="torch has no float8_e8m0fnu"):

@@ -419,7 +419,7 @@ class TransportSuite:
             {"rows": (0, 5)},
             {"framework": "jax"},
             {"framework": "memoryview"},
-            {"device": "cuda:0"},
+            {"device": "tpu:0"},
             {"verify": "always"},
         ):
             with pytest.raises(hsxfer.ConfigError):

@@ -46,7 +46,9 @@ def test_planes_and_token_ids(store: str) -> None:
         assert sample.token_ids.tolist() == list(range(3000))
 
 
-@pytest.mark.parametrize(("requests", "tokens", "width"), [(64, 512, 1536), (512, 16, 12288), (300, 1, 3072), (20, 3, 5)])
+@pytest.mark.parametrize(
+    ("requests", "tokens", "width"), [(64, 512, 1536), (512, 16, 12288), (300, 1, 3072), (20, 3, 5)]
+)
 def test_many_requests(store: str, requests: int, tokens: int, width: int) -> None:
     rows = random_rows(requests * tokens, width)
     with hsxfer.open_sink(store + "?capacity=512MiB&slots=1024") as sink, hsxfer.open_source(store) as source:
@@ -165,7 +167,9 @@ def test_a_device_that_is_not_there(store: str) -> None:
         hsxfer.open_sink(store + "?capacity=16MiB&device=cuda:99")
 
 
-def test_unpinned_is_slower_and_right(store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_unpinned_is_slower_and_right(
+    store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from hsxfer.arena import Arena
 
     monkeypatch.setattr(Arena, "driver", "cuda-unpinned")
