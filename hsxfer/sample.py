@@ -16,7 +16,7 @@ from .tensors_cuda import used_here
 
 TOKEN_IDS = "token_ids"
 
-Piece = tuple[int, int, int, int]  # write, first row, last row + 1, local row
+Piece = tuple[int, int, int, int]  # as in ticket.py: write, first row, last row + 1, local row
 
 
 class Part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import _native
 from .errors import ConfigError
@@ -22,6 +22,8 @@ _LEADER_TAIL_BYTES, _SHARD_TAIL_BYTES = 2048, 16384
 
 # The fields of a native copy, in order (csrc/hsxfer.h).
 Plan = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+Piece = tuple[int, int, int, int]  # write, first row, last row + 1, local row
 
 
 class Ranges:
@@ -62,16 +64,6 @@ class Ranges:
         return gaps
 
 
-class _Piece(NamedTuple):
-    """Rows `[start, stop)` at local rows `local...`; `hidden` are those that later writes cover."""
-
-    write: int
-    start: int
-    stop: int
-    local: int
-    hidden: Ranges
-
-
 class Ticket:
     """Made by `Sink.begin`. Ends with `commit` or `abort`, once. On a rank that does not send every call does nothing."""
 
@@ -86,7 +78,8 @@ class Ticket:
         self._failed: str | None = None  # why the sample will have failed, if so
         self._written = {name: Ranges() for name in layout.placements}
         self._devices: dict[str, int] = {}
-        self._pieces: dict[str, list[_Piece]] = {}
+        self._pieces: dict[str, list[Piece]] = {}
+        self._given_up: dict[str, list[Piece]] = {}
         self._num_writes = 0
 
     def write(self, name: str, start: int, tensor: Any, *, snapshot: bool = False) -> None:
@@ -100,6 +93,8 @@ class Ticket:
             rows = self.handle.rows[1]
             if self._failed is None and any(written.missing(rows) for written in self._written.values()):
                 self._failed = "rows were never written"
+            if self._failed is None and any(self._given_up.values()):
+                self._failed = "rows written again used up the room of this rank's part"
             self._sink._seal(self, *self._tail())
         return self.handle
 
@@ -157,7 +152,7 @@ class Ticket:
             first, last = cut(start, stop, self._index, len(self.handle.ranks))
             source, local, count = (
                 source + (first - start) * rows.stride_bytes,
-                self._keep_piece(name, first, last),
+                self._keep_piece(name, first, last, stop),
                 last - first,
             )
         written.add(start, stop)
@@ -183,30 +178,35 @@ class Ticket:
         )
 
     def _forget_hidden(self, name: str, start: int, stop: int) -> None:
-        """Drops this rank's pieces that the write `[start, stop)` and those before it hide: a request that starts again needs
-        their places. Every rank sees every write, so the ranks together send what hides them."""
-        kept = []
-        for piece in self._pieces.get(name, ()):
-            piece.hidden.add(max(start, piece.start), min(stop, piece.stop))
-            if piece.hidden.spans != [(piece.start, piece.stop)]:
-                kept.append(piece)
-        self._pieces[name] = kept
+        """Drops what the write `[start, stop)` hides of this rank's pieces: a request that starts again needs their places.
+        Every rank sees every write, so the ranks together send what hides them."""
+        for table in (self._pieces, self._given_up):
+            kept: list[Piece] = []
+            for write, first, last, local in table.get(name, ()):
+                if first < start:
+                    kept.append((write, first, min(start, last), local))
+                if stop < last:
+                    kept.append((write, max(stop, first), last, local + max(stop - first, 0)))
+            table[name] = kept
 
-    def _keep_piece(self, name: str, first: int, last: int) -> int:
-        """Where rows `[first, last)` go in this rank's part: the first place that is free."""
+    def _keep_piece(self, name: str, first: int, last: int, stop: int) -> int:
+        """Where rows `[first, last)` of a write that ends at `stop` go in this rank's part: the first place that is free.
+
+        If there is none, rows behind the write are given up, from the end: a request that starts again with other chunks comes to
+        them. If it never does, the sample fails.
+        """
         self._num_writes += 1
-        rows, at = last - first, 0
-        if rows == 0:
+        if first == last:
             return 0
-        pieces = self._pieces.setdefault(name, [])
-        for taken in sorted(pieces, key=lambda piece: piece.local):
-            if taken.local - at >= rows:
-                break
-            at = taken.local + taken.stop - taken.start
-        room = self.layout.placements[name].rows
-        if at + rows > room:
+        pieces, room = self._pieces.setdefault(name, []), self.layout.placements[name].rows
+        at = _first_fit(pieces, last - first)
+        while at + last - first > room and (ahead := [piece for piece in pieces if piece[1] >= stop]):
+            pieces.remove(farthest := max(ahead, key=lambda piece: piece[1]))
+            self._given_up.setdefault(name, []).append(farthest)
+            at = _first_fit(pieces, last - first)
+        if at + last - first > room:
             self._failed = f"this rank's part has room for {room} rows of {name!r}, and rows written again used it up"
-        pieces.append(_Piece(self._num_writes, first, last, at, Ranges()))
+        pieces.append((self._num_writes, first, last, at))
         return at
 
     def _tail(self) -> tuple[bytes, bool]:
@@ -214,7 +214,7 @@ class Ticket:
         if self._failed is None:
             if not self._pieces:
                 return b"{}", False
-            tail = _json({"pieces": {name: [piece[:4] for piece in kept] for name, kept in self._pieces.items()}})
+            tail = _json({"pieces": self._pieces})
             if len(tail) <= self.tail_capacity:
                 return tail, False
             self._failed = f"{self._num_writes} writes are too many to describe under policy shard"
@@ -227,6 +227,16 @@ class Ticket:
             told["missing"] = {name: spans for name, spans in gaps.items() if spans}
         tail = _json(told)
         return (tail if len(tail) <= self.tail_capacity else _json({"failed": told["failed"]})), True
+
+
+def _first_fit(pieces: list[Piece], rows: int) -> int:
+    """The first local row behind which as many are free."""
+    at = 0
+    for _, start, stop, local in sorted(pieces, key=lambda piece: piece[3]):
+        if local - at >= rows:
+            break
+        at = local + stop - start
+    return at
 
 
 def _json(value: dict[str, Any]) -> bytes:

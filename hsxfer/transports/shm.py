@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import sys
@@ -16,6 +17,8 @@ from ..errors import ConfigError, TransportUnavailable
 
 if TYPE_CHECKING:
     from .._native import Slot
+
+log = logging.getLogger("hsxfer")
 
 ORPHAN_S = 60.0
 
@@ -76,6 +79,7 @@ class ShmStore:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._readers: dict[str, ArenaReader] = {}
+        self._strangers: set[str] = set()
         with contextlib.suppress(FileNotFoundError):
             check_private(directory)
             reclaim(directory, unread_too=False)
@@ -88,8 +92,18 @@ class ShmStore:
 
     def readers(self) -> list[ArenaReader]:
         self._drop_dead()
-        found = (self._open(os.path.basename(path)) for path in arena_paths(self._directory))
-        return [reader for reader in found if reader is not None]
+        found = []
+        for path in arena_paths(self._directory):
+            try:
+                reader = self._open(os.path.basename(path))
+            except ConfigError as error:
+                if path not in self._strangers:
+                    log.warning("%s", error)
+                    self._strangers.add(path)
+                continue
+            if reader is not None:
+                found.append(reader)
+        return found
 
     def close(self) -> None:
         readers, self._readers = list(self._readers.values()), {}

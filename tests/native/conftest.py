@@ -40,4 +40,3 @@ def parts(tmp_path_factory):
     sources = [str(HERE / "parts.cpp"), *(str(CSRC / f"{name}.cpp") for name in names[1:])]
     compile_cpp(["-O1", "-shared", "-fPIC", *sources, "-o", str(library)])
     return ctypes.CDLL(str(library))
-

@@ -37,7 +37,9 @@ class Producer:
     def __init__(self, path, capacity=1 << 20, ttl_s=600.0, slots=0, region=0, driver="host") -> None:
         self.path = str(path)
         self.handle = ctypes.c_void_p()
-        options = _native.ArenaOptions(self.path.encode(), driver.encode(), capacity, region, int(ttl_s * 1e6), slots, 0)
+        options = _native.ArenaOptions(
+            self.path.encode(), driver.encode(), capacity, region, int(ttl_s * 1e6), slots, 0
+        )
         check(LIB.hsx_arena_create(byref(options), byref(self.handle)))
         self.last = 0
 
@@ -167,7 +169,9 @@ def copy_of(slot, data, offset=0, rows=1, digest=_native.NO_DIGEST, **fields):
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value if isinstance(data, bytes) else data
     row_bytes = fields.pop("row_bytes", len(data) // rows if isinstance(data, bytes) else 0)
     values = {"src_stride_bytes": row_bytes, "dst_stride_bytes": row_bytes, "digest_stride_bytes": 8, **fields}
-    return _native.Copy(src=address, dst_offset=offset, row_bytes=row_bytes, num_rows=rows, digest_offset=digest, slot=slot, **values)
+    return _native.Copy(
+        src=address, dst_offset=offset, row_bytes=row_bytes, num_rows=rows, digest_offset=digest, slot=slot, **values
+    )
 
 
 def bytes_of(lease):

@@ -71,4 +71,3 @@ def test_smallest_fit(extents):
     extents("release", b, 256)
     assert extents("allocate", 1280) == a, "neighbours became one piece"
     assert d == 1024 + 256 + 512
-

@@ -67,7 +67,18 @@ def test_copy_rows_strided(seed):
     src = rng.integers(0, 256, src_stride * rows + 64, dtype=np.uint8)
     dst = np.full(dst_stride * rows + 64, 0xEE, np.uint8)
     digests = np.zeros(digest_stride // 8 * rows + 1, np.uint64)
-    check(LIB.hsx_copy_rows(dst.ctypes.data, dst_stride, src.ctypes.data, src_stride, row_bytes, rows, digests.ctypes.data, digest_stride))
+    check(
+        LIB.hsx_copy_rows(
+            dst.ctypes.data,
+            dst_stride,
+            src.ctypes.data,
+            src_stride,
+            row_bytes,
+            rows,
+            digests.ctypes.data,
+            digest_stride,
+        )
+    )
     expected = np.full_like(dst, 0xEE)
     for row in range(rows):
         expected[row * dst_stride :][:row_bytes] = src[row * src_stride :][:row_bytes]

@@ -34,7 +34,9 @@ class Table:
     def find(self, key_hash):
         found = (ctypes.c_uint32 * ENTRIES)()
         version = ctypes.c_void_p(self.base + 16 * ENTRIES)
-        count = self.library.directory_find(ctypes.c_void_p(self.base), ENTRIES, version, ctypes.c_uint64(key_hash), found, ENTRIES)
+        count = self.library.directory_find(
+            ctypes.c_void_p(self.base), ENTRIES, version, ctypes.c_uint64(key_hash), found, ENTRIES
+        )
         return None if count < 0 else sorted(found[:count])
 
     def word(self, index):
@@ -96,7 +98,9 @@ print(looks, unstable)
 def test_a_reader_beside_the_writer(table, parts):
     table.change([(5 + slot % 3, slot, 1) for slot in range(16)])
     command = [sys.executable, "-c", READER, str(HERE), parts._name, str(table.path)]
-    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parents[1])})
+    reader = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    )
     while table.word(2).value == 0:
         assert reader.poll() is None
     rng = random.Random(5)

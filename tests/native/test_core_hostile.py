@@ -89,7 +89,19 @@ def test_random_bytes(attempt):
         assert attempt(b"HSXARENA" + rng.randbytes(length), b"HSXACK00" + rng.randbytes(8184)) == {_native.INVALID}
 
 
-FIELDS = [(8, "I"), (12, "I"), (16, "Q"), (32, "Q"), (40, "I"), (44, "I"), (48, "Q"), (56, "I"), (60, "I"), (64, "Q"), (72, "Q")]
+FIELDS = [
+    (8, "I"),
+    (12, "I"),
+    (16, "Q"),
+    (32, "Q"),
+    (40, "I"),
+    (44, "I"),
+    (48, "Q"),
+    (56, "I"),
+    (60, "I"),
+    (64, "Q"),
+    (72, "Q"),
+]
 
 
 @pytest.mark.parametrize(("offset", "kind"), FIELDS)
@@ -101,7 +113,9 @@ def test_each_header_field(sample_files, attempt, offset, kind):
         bad = bytearray(data)
         struct.pack_into("<" + kind, bad, offset, value % top)
         codes = attempt(bad, ack)
-        harmless = offset in (48, 32) or value == good or (offset == 72 and value < good) or (offset == 56 and value > good)
+        harmless = (
+            offset in (48, 32) or value == good or (offset == 72 and value < good) or (offset == 56 and value > good)
+        )
         if not harmless:
             assert codes == {_native.INVALID}, value
 
@@ -118,7 +132,9 @@ def test_mutations(sample_files, attempt):
         for _ in range(rng.choice([1, 1, 2, 5, 40])):
             at = rng.choice(spots)
             size = rng.choice([1, 2, 4, 8])
-            value = rng.choice([0, 1, 2 ** (8 * size) - 1, 2 ** (8 * size - 1), rng.getrandbits(8 * size), rng.getrandbits(12)])
+            value = rng.choice(
+                [0, 1, 2 ** (8 * size) - 1, 2 ** (8 * size - 1), rng.getrandbits(8 * size), rng.getrandbits(12)]
+            )
             if at + size <= len(bad):
                 bad[at : at + size] = (value % 2 ** (8 * size)).to_bytes(size, "little")
         assert attempt(bad, ack) <= set(range(11))

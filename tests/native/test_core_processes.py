@@ -169,7 +169,13 @@ def test_a_killed_producer(path):
         assert time.monotonic() - started < 1
         assert reader.take(b"good") == b"good" * 1000
         info = probe(path)
-        assert (info["alive"], info["closed"], info["num_open"], info["num_ready"], info["num_unread"]) == (0, 0, 2, 1, 0)
+        assert (info["alive"], info["closed"], info["num_open"], info["num_ready"], info["num_unread"]) == (
+            0,
+            0,
+            2,
+            1,
+            0,
+        )
 
 
 KILLED_ANYWHERE = """
@@ -242,7 +248,10 @@ def test_a_directory_left_in_mid_change(path):
 
 def test_a_producer_killed_while_it_creates_leaves_nothing_big(path):
     for delay in (0.0, 0.02, 0.05):
-        child = spawn("print('go', flush=True); t.Producer(sys.argv[1], capacity=1 << 30); print('made', flush=True); sys.stdin.read()", path)
+        child = spawn(
+            "print('go', flush=True); t.Producer(sys.argv[1], capacity=1 << 30); print('made', flush=True); sys.stdin.read()",
+            path,
+        )
         assert read_line(child) == "go"
         time.sleep(delay)
         os.kill(child.pid, signal.SIGKILL)
@@ -404,7 +413,9 @@ sys.stdin.read()
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
 
 
-@pytest.mark.skipif(subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0, reason="no namespaces here")
+@pytest.mark.skipif(
+    subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0, reason="no namespaces here"
+)
 def test_a_reader_killed_in_another_pid_namespace(arena):
     arena.put(b"k", b"data")
     child = spawn(READER, arena.path, "k", prefix=NAMESPACE)
@@ -417,7 +428,9 @@ def test_a_reader_killed_in_another_pid_namespace(arena):
     assert arena.stats()["readers_attached"] == 0
 
 
-@pytest.mark.skipif(subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0, reason="no namespaces here")
+@pytest.mark.skipif(
+    subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0, reason="no namespaces here"
+)
 def test_a_producer_killed_in_another_pid_namespace(path):
     child = spawn(PRODUCER, path, prefix=NAMESPACE)
     assert read_line(child) == "ready"
@@ -445,4 +458,3 @@ print(r.take(b"late", timeout_s=10), time.process_time() - before < 0.1, flush=T
     arena.put(b"late", b"1")
     assert read_line(child) == "b'1' True"
     end(child)
-

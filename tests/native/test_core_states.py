@@ -80,7 +80,11 @@ def test_a_wait_ends_when_the_sample_is_published(arena, reader):
 
 
 def test_waits_time_out(arena, reader):
-    for wait in (lambda: reader.lease(b"none", timeout_s=0.1), lambda: arena.wait(1, 0.1), lambda: arena.wait_space(0.1)):
+    for wait in (
+        lambda: reader.lease(b"none", timeout_s=0.1),
+        lambda: arena.wait(1, 0.1),
+        lambda: arena.wait_space(0.1),
+    ):
         started = time.monotonic()
         with fails(_native.TIMEOUT):
             wait()
@@ -428,7 +432,10 @@ def test_close_wakes_waiters(path):
         except CoreError as error:
             codes.append(error.code)
 
-    threads = [threading.Thread(target=wait, args=(call,)) for call in (lambda: arena.wait(100, 20), lambda: arena.wait_space(20))]
+    threads = [
+        threading.Thread(target=wait, args=(call,))
+        for call in (lambda: arena.wait(100, 20), lambda: arena.wait_space(20))
+    ]
     for thread in threads:
         thread.start()
     time.sleep(0.05)
@@ -534,7 +541,9 @@ def test_a_small_file_system(tmp_path):
         pytest.skip("no mounts here")
     child = spawn(SMALL, tmp_path / "x", prefix=("unshare", "-rm", "sh", "-c", mount + '"$@"', "sh"))
     line = read_line(child)
-    assert re.fullmatch(rf"{_native.FULL}: {tmp_path}/x.arena needs 18\d+ bytes, its file system has 8\d+ free \[\]", line)
+    assert re.fullmatch(
+        rf"{_native.FULL}: {tmp_path}/x.arena needs 18\d+ bytes, its file system has 8\d+ free \[\]", line
+    )
 
 
 def test_space_that_runs_out_in_mid_reservation(path):
@@ -547,7 +556,9 @@ except t.CoreError as error:
     print(error, os.listdir(os.path.dirname(sys.argv[1])), flush=True)
 """
     line = read_line(spawn(script, path))
-    assert re.fullmatch(rf"{_native.FULL}: fallocate of {path}.arena failed at 67108864 of \d+ bytes: File too large \[\]", line)
+    assert re.fullmatch(
+        rf"{_native.FULL}: fallocate of {path}.arena failed at 67108864 of \d+ bytes: File too large \[\]", line
+    )
 
 
 def test_create_does_not_take_a_name_twice(arena):

@@ -60,7 +60,12 @@ def test_three_processes_read(path):
             assert read_line(reader) == "done"
             assert reader.wait(10) == 0
         stats = arena.stats()
-        assert (stats["num_ready"], stats["num_consumed"], stats["payload_bytes"], stats["extent_bytes"]) == (total, total, 0, 0)
+        assert (stats["num_ready"], stats["num_consumed"], stats["payload_bytes"], stats["extent_bytes"]) == (
+            total,
+            total,
+            0,
+            0,
+        )
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address", "undefined"])
@@ -72,9 +77,17 @@ def test_under_a_sanitizer(path, sanitizer):
     program = Path(path).with_name("stress")
     library = built / "hsxfer"
     flags = [f"-fsanitize={sanitizer}", "-g", "-O1"]
-    compile_cpp([*flags, str(HERE / "stress.cpp"), str(library / "libhsxfer.so"), f"-Wl,-rpath,{library}", "-o", str(program)])
-    options = {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    run = subprocess.run([program, path, "3000", "1"], env={**os.environ, **options}, capture_output=True, text=True, timeout=120)
+    compile_cpp(
+        [*flags, str(HERE / "stress.cpp"), str(library / "libhsxfer.so"), f"-Wl,-rpath,{library}", "-o", str(program)]
+    )
+    options = {
+        "TSAN_OPTIONS": "halt_on_error=1",
+        "ASAN_OPTIONS": "detect_leaks=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    run = subprocess.run(
+        [program, path, "3000", "1"], env={**os.environ, **options}, capture_output=True, text=True, timeout=120
+    )
     if "unexpected memory mapping" in run.stderr:
         pytest.skip("this kernel's address layout is not ThreadSanitizer's")
     assert run.returncode == 0, run.stderr[-4000:]
