@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .rows import GET_SIZES
+
+ZERO_COPY = [f"get: {size} from {form}" for form in ("a Handle", "JSON") for size in GET_SIZES]
 COLOURS = {"on": "#1f6f8b", "off": "#99c1cf", "limit": "#c0392b", "p99": "#e0a458"}
 
 
@@ -45,7 +48,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     rows = {row["name"]: row for row in report["rows"]}
-    figure, (writes, caller, way) = pyplot.subplots(1, 3, figsize=(13, 4.4), width_ratios=(1.1, 1.2, 0.9))
+    figure, (writes, caller, way) = pyplot.subplots(1, 3, figsize=(14, 4.6), width_ratios=(1, 1, 0.8))
     _draw_writes(writes, rows)
     _draw_caller(caller, rows)
     _draw_way(way, rows)
@@ -69,13 +72,13 @@ def _draw_writes(axes: Any, rows: dict[str, Any]) -> None:
     axes.axvline(1, color="black", linewidth=0.6)
     axes.set_yticks(range(len(names)), [name.removeprefix("write: ").removesuffix(", digest on") for name in names])
     axes.invert_yaxis()
-    axes.set_title("put + flush, speed of one memcpy = 1 (dashed: target)")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.set_title("put + flush, one memcpy = 1 (dashed: target)", loc="right")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=2, frameon=False)
 
 
 def _draw_caller(axes: Any, rows: dict[str, Any]) -> None:
-    names = [name for name in rows if name.startswith("caller: ") or (name.startswith("get: ") and " from " in name)]
-    names = [name for name in names if "busy" not in name and " a key" not in name]
+    names = [name for name in rows if name.startswith("caller: ") or name in ZERO_COPY]
+    names = [name for name in names if "busy" not in name]
     at = range(len(names))
     axes.barh(at, [rows[name]["median"] for name in names], 0.6, color=COLOURS["on"], label="median")
     axes.plot([rows[name]["p99"] for name in names], at, "o", color=COLOURS["p99"], markersize=4, label="p99")
@@ -87,8 +90,9 @@ def _draw_caller(axes: Any, rows: dict[str, Any]) -> None:
     axes.set_yticks(at, [name.removeprefix("caller: ").removesuffix(", alone") for name in names])
     axes.set_xscale("log")
     axes.invert_yaxis()
-    axes.set_title("what a caller waits, µs")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.set_xlim(left=1)
+    axes.set_title("what a call takes, µs")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=3, frameon=False)
 
 
 def _draw_way(axes: Any, rows: dict[str, Any]) -> None:
@@ -107,7 +111,7 @@ def _draw_way(axes: Any, rows: dict[str, Any]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(right=max((bar[1] for bar in bars), default=1) * 20)
     axes.invert_yaxis()
-    axes.set_title("64 MiB from a process to another, ms")
+    axes.set_title("64 MiB to another process")
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def _rows() -> list[Row]:
         for company in COMPANY
         for num in (64, 512)
     ]
-    rows += [Row("caller: begin", "us"), Row("caller: commit", "us")]
+    rows += [Row(f"caller: {call}", "us") for call in ("begin", "commit", "begin with a list of 32,768 token ids")]
     rows += [
         Row(f"get: {size} from {form}", "us", None, (Target("median", "<=", limit),))
         for form, limit in (("a Handle", 50), ("JSON", 100), ("a key", 100))
@@ -71,6 +71,7 @@ def _rows() -> list[Row]:
     rows += [
         Row("way: 64 MiB of bfloat16 to another process", "ms", LISTS, (Target("ratio", ">=", 1000),)),
         Row("way: the same, every byte read there", "ms", LISTS),
+        Row("way: the same, CPU time of the sending process", "ms", LISTS),
         Row("way: 64 MiB of bfloat16, against JSON", "ms", JSON, (Target("ratio", ">=", 1000),)),
         Row("way: write and commit of 4 KiB to a waiting get in another process", "us", PIPE_WORD),
         Row("stream: 1 MiB samples through a 64 MiB arena", "us", PIPE_BYTES),

@@ -135,3 +135,23 @@ def test_ticket(measure: Measure, quick: bool, call: str) -> None:
             measure("caller: begin", begin, after=lambda: (write(), commit(), take()), rounds=1000, warmup=20)
         else:
             measure("caller: commit", commit, before=lambda: (begin(), write()), after=take, rounds=1000, warmup=20)
+
+
+def test_token_ids(measure: Measure, quick: bool) -> None:
+    """An engine has them as a list of ints; the handle holds their hash, the sample the ids."""
+    num = 64 if quick else 32_768
+    tensor, token_ids = random_rows(num * 64, 32), list(range(num))
+    shapes = {"hidden_states": (tensor.shape, "bfloat16")}
+    tickets: list[hsxfer.Ticket] = []
+
+    def begin() -> None:
+        tickets.append(sink.begin(None, shapes, token_ids=token_ids))
+
+    def take() -> None:
+        ticket = tickets.pop()
+        ticket.write("hidden_states", 0, tensor)
+        with source.get(ticket.commit()) as sample:
+            assert sample.token_ids.tolist() == token_ids
+
+    with store(4 * tensor.nbytes) as (sink, source):
+        measure("caller: begin with a list of 32,768 token ids", begin, after=take, rounds=200, warmup=5)
