@@ -9,6 +9,7 @@ SinkCollector(sink).register()  # with the default registry; sglang's own /metri
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,11 +38,10 @@ GAUGES = (
 
 
 class SinkCollector:
-    """Reads `sink.stats()` at each scrape; once the sink is closed it reports nothing."""
+    """Reads the sinks' `stats()` at each scrape, and leaves out those that are closed."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._labels = {"store": sink.store, "instance": sink.instance, "rank": sink.rank.label}
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
 
     def register(self, registry: Any = None) -> SinkCollector:
         """With `registry`, or prometheus_client's default one. Raises `ConfigError` if that package is not installed."""
@@ -50,14 +50,15 @@ class SinkCollector:
 
     def collect(self) -> Iterator[Any]:
         families = _prometheus().metrics_core
-        try:
-            stats = self._sink.stats()
-        except TransportUnavailable:
-            return
+        told = []
+        for sink in self._sinks:
+            with contextlib.suppress(TransportUnavailable):
+                told.append(((sink.store, sink.instance, sink.rank.label), sink.stats()))
         for table, family in ((COUNTERS, families.CounterMetricFamily), (GAUGES, families.GaugeMetricFamily)):
             for key, name, text in table:
-                metric = family(name, text, labels=list(self._labels))
-                metric.add_metric(list(self._labels.values()), stats[key])
+                metric = family(name, text, labels=("store", "instance", "rank"))
+                for labels, stats in told:
+                    metric.add_metric(labels, stats[key])
                 yield metric
 
 

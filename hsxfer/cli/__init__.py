@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hsxfer import ConfigError, HsxferError, __version__
-from hsxfer.cli import doctor as examination
+from hsxfer.cli import health
 from hsxfer.cli.stores import ArenaReport, age, arenas, parse_store, size
 from hsxfer.config import StoreUrl
 
@@ -55,9 +56,9 @@ def main() -> None:
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there.")
 def demo(model: Path | None, steps: int, tp: int, batch: int, compare: bool, json_path: Path | None) -> None:
     """Serve a small model with real sglang and train a draft head from its hidden states."""
-    from hsxfer.demo.run import Plan, run
-
-    run(Plan(model, steps, tp, batch, compare, json_path), console)
+    # Late and by name: nothing else here depends on the demo, or on what it needs.
+    demonstration = importlib.import_module("hsxfer.demo.run")
+    demonstration.run(demonstration.Plan(model, steps, tp, batch, compare, json_path), console)
 
 
 @main.command()
@@ -65,16 +66,16 @@ def demo(model: Path | None, steps: int, tp: int, batch: int, compare: bool, jso
 @click.option("--reclaim", is_flag=True, help="Remove what dead processes left behind.")
 def doctor(as_json: bool, reclaim: bool) -> None:
     """Say what works here and what does not; exit status 1 if something does not."""
-    removed = examination.reclaim() if reclaim else None
-    checks = examination.examine(os.environ)
-    healthy = all(check.status != examination.BAD for check in checks)
+    removed = health.reclaim() if reclaim else None
+    checks = health.examine(os.environ)
+    healthy = all(check.status != health.BAD for check in checks)
     if as_json:
         told: dict[str, Any] = {"healthy": healthy, "checks": [check.to_dict() for check in checks]}
         if removed:
             told["reclaimed"] = {"files": removed[0], "bytes": removed[1]}
         click.echo(json.dumps(told, indent=2))
     else:
-        styles = {examination.OK: "green", examination.WARNING: "yellow", examination.BAD: "bold red"}
+        styles = {health.OK: "green", health.WARNING: "yellow", health.BAD: "bold red"}
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for check in checks:
             table.add_row(

@@ -47,17 +47,16 @@ class Side:
     with_states: list[Pass]
 
     def summary(self) -> dict[str, Any]:
-        """Medians; `rows` the least. `hidden_cpu_s` of each rank: with hidden states less without, of the same repeat."""
-        pairs = [
-            [on - off for on, off in zip(with_.cpu_s, without.cpu_s, strict=True)]
-            for with_, without in zip(self.with_states, self.without, strict=True)
-        ]
+        """Medians; `rows` the least. `hidden_s` and `hidden_cpu_s` (a rank): with hidden states less without, of the same repeat."""
+        repeats = list(zip(self.with_states, self.without, strict=True))
+        cpu_s = [[on - off for on, off in zip(with_.cpu_s, without.cpu_s, strict=True)] for with_, without in repeats]
         return {
             "seconds": median(one.seconds for one in self.with_states),
             "seconds_without": median(one.seconds for one in self.without),
+            "hidden_s": spread([with_.seconds - without.seconds for with_, without in repeats]),
             "reply_bytes": median(one.reply_bytes for one in self.with_states),
             "rows": min(one.rows for one in self.with_states),
-            "hidden_cpu_s": [spread(rank) for rank in zip(*pairs, strict=True)],
+            "hidden_cpu_s": [spread(rank) for rank in zip(*cpu_s, strict=True)],
             "passes": {"with": list(map(asdict, self.with_states)), "without": list(map(asdict, self.without))},
         }
 

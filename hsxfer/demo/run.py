@@ -68,7 +68,9 @@ def run(plan: Plan, console: Console) -> dict[str, Any]:
             server.wait_ready()
         result: dict[str, Any] = {"plan": json.loads(json.dumps(asdict(plan), default=str))}
         result["start_s"] = time.monotonic() - began
-        console.print(f"up after {result['start_s']:.0f} s; training a draft head in another process, from {url}")
+        console.print(
+            f"up after {result['start_s']:.0f} s; a draft head trains in another process, from {url}", soft_wrap=True
+        )
         result["training"] = _train(plan, model_dir, logs, url, servers[0], prompts, console)
         if plan.compare:
             from hsxfer.demo.compare import compare
@@ -142,7 +144,8 @@ def _train(
     start, end = judged[0], judged[-1]
     console.print(
         f"on {len(set_aside)} prompts set aside: loss {start['held_out_loss']:.3f} -> {end['held_out_loss']:.3f}, "
-        f"top-1 agreement with the target {start['held_out_agreement']:.1%} -> {end['held_out_agreement']:.1%}"
+        f"top-1 agreement with the target {start['held_out_agreement']:.1%} -> {end['held_out_agreement']:.1%}",
+        soft_wrap=True,
     )
     return {**totals, "num_samples": num_samples, "seconds": time.monotonic() - began, "history": history}
 
@@ -150,12 +153,12 @@ def _train(
 @contextlib.contextmanager
 def _workplace() -> Iterator[Path]:
     """A directory for logs; it stays, and is named, when something goes wrong."""
-    logs = Path(tempfile.mkdtemp(prefix="hsxfer-demo-"))
+    logs, wanted = Path(tempfile.mkdtemp(prefix="hsxfer-demo-")), False
     try:
         yield logs
     except hsxfer.HsxferError as error:
+        wanted = True
         raise DemoError(f"{error}\nlogs: {logs}") from error
-    except BaseException:
-        shutil.rmtree(logs, ignore_errors=True)
-        raise
-    shutil.rmtree(logs, ignore_errors=True)
+    finally:
+        if not wanted:
+            shutil.rmtree(logs, ignore_errors=True)

@@ -40,8 +40,8 @@ class TrainingScreen:
         moved = f"{totals['samples_per_s']:.1f} samples/s, {totals['num_bytes'] / 1e9:.4f} GB moved"
         arena = f"arena {totals['arena_use']:.0%}"
         if "held_out_loss" in progress:
-            loss = f"loss {progress['held_out_loss']:.3f}, agrees with the target {progress['held_out_agreement']:.1%}"
-            self._bar.console.print(f"  step {step:>4}  {loss}  [dim]{moved}, {arena}[/dim]")
+            loss = f"loss {progress['held_out_loss']:.3f}, top-1 {progress['held_out_agreement']:.1%}"
+            self._bar.console.print(f"  step {step:>4}  {loss}  [dim]{moved}, {arena}[/dim]", soft_wrap=True)
         if "loss" in progress:
             figures = f"loss {progress['loss']:.3f}  top-1 {progress['agreement']:.1%}  {moved}  {arena}"
             self._bar.update(self._task, completed=step, figures=figures)
@@ -57,14 +57,16 @@ def show_comparison(console: Console, result: dict[str, Any]) -> None:
     def row(what: str, form: str, of: float, to: float) -> None:
         table.add_row(what, form.format(of), form.format(to), f"{of / to:,.1f}")
 
-    row("seconds, first prompt to last tensor", "{:.2f}", stock["seconds"], ours["seconds"])
-    row("  the same prompts without hidden states", "{:.2f}", stock["seconds_without"], ours["seconds_without"])
-    row("bytes of replies", "{:,.0f}", stock["reply_bytes"], ours["reply_bytes"])
-    for rank, (of, to) in enumerate(zip(stock["hidden_cpu_s"], ours["hidden_cpu_s"], strict=True)):
+    def spread_row(what: str, of: dict[str, float], to: dict[str, float]) -> None:
         # A ratio to what is within its own noise of nothing would be noise.
-        ratio = f"{of['median'] / to['median']:,.1f}" if to["median"] > to["spread"] else ""
-        cells = [f"{one['median']:.2f} ± {one['spread']:.2f}" for one in (of, to)]
-        table.add_row(f"CPU seconds of rank {rank} on hidden states", *cells, ratio)
+        ratio = f"{of['median'] / to['median']:,.1f}" if to["median"] > 2 * to["spread"] else ""
+        table.add_row(what, *(f"{one['median']:.2f} ± {one['spread']:.2f}" for one in (of, to)), ratio)
+
+    row("seconds until the last tensor", "{:.2f}", stock["seconds"], ours["seconds"])
+    spread_row("  of them for hidden states", stock["hidden_s"], ours["hidden_s"])
+    for rank, (of, to) in enumerate(zip(stock["hidden_cpu_s"], ours["hidden_cpu_s"], strict=True)):
+        spread_row(f"CPU seconds of rank {rank} for them", of, to)
+    row("bytes of replies", "{:,.0f}", stock["reply_bytes"], ours["reply_bytes"])
     table.add_row("rows that arrived", f"{stock['rows']:,}", f"{ours['rows']:,}", f"of {result['num_tokens']:,}")
     console.print(table)
     checked = result["checked"]
@@ -72,8 +74,8 @@ def show_comparison(console: Console, result: dict[str, Any]) -> None:
         f"{result['num_prompts']} prompts of {result['num_tokens']:,} tokens, {result['in_flight']} in flight, hidden size "
         f"{result['hidden_size']}, {os.cpu_count()} {platform.machine()} cores. Medians of {result['repeats']} repeats "
         "that alternate between the servers, each with an empty cache.",
-        "CPU seconds: user and system time of the rank's process over the prompts with hidden states, less that over the same "
-        "prompts without, of one repeat; ± half the range that the middle half of the repeats lies in.",
+        "For hidden states: what the prompts take with them less what they take without, of the same repeat; CPU seconds are user "
+        "and system time of the rank's whole process. ± is half the range of the middle half of the repeats.",
         f"{checked['num_equal']} of {checked['num_prompts']} prompts sent one at a time to both servers gave the same hidden "
         "states, bit for bit.",
     ]
