@@ -9,7 +9,6 @@ import re
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -193,6 +192,7 @@ class Sink:
             ticket.abort("the sink was closed")
         with self._lock:
             self._closed = True
+        _open_sinks.discard(self)
         if self._arena is not None and self._outbox is not None:
             stats = self._arena.stats()
             if stats["num_unread"]:
@@ -397,7 +397,8 @@ def open_sink(
     return sink
 
 
-_open_sinks: weakref.WeakSet[Sink] = weakref.WeakSet()
+# Not weak: a sink that its owner forgot still closes in order at the end, or its consumers would take the producer for dead.
+_open_sinks: set[Sink] = set()
 
 
 @atexit.register

@@ -34,7 +34,19 @@ CORE = {
     "arena": {"errors", "_native"},
     "ticket": {"errors", "_native", "handle", "layout", "ranks", "tensors"},
     "outbox": {"errors", "_native", "arena", "ticket"},
-    "sink": {"errors", "foreign", "_native", "config", "handle", "layout", "ranks", "tensors", "arena", "ticket", "outbox"}
+    "sink": {
+        "errors",
+        "foreign",
+        "_native",
+        "config",
+        "handle",
+        "layout",
+        "ranks",
+        "tensors",
+        "arena",
+        "ticket",
+        "outbox",
+    }
     | {"transports"},
     "tensors_cuda": {"errors", "foreign", "tensors"},
     "fetch": {"errors", "_native", "arena"},
@@ -96,7 +108,8 @@ def test_nobody_imports_the_rim_from_inside() -> None:
         for name in own(module):
             top = name.split(".")[0]
             if top in ("engines", "trainers", "testing", "demo", "cli"):
-                assert module.split(".")[0] in {top, "demo"}, f"{module} imports {name}"
+                runs = module.split(".")[0] == "cli" and top == "demo"  # `hsxfer demo`
+                assert module.split(".")[0] in {top, "demo"} or runs, f"{module} imports {name}"
     engines = {module.split(".")[1] for module in FILES if module.startswith("engines.")}
     for module in FILES:
         for name in own(module):
@@ -145,6 +158,8 @@ def test_one_broad_except_in_the_package_at_the_hook() -> None:
                 caught = ast.Tuple(node.args)
             names = {inner.id for inner in ast.walk(caught) if isinstance(inner, ast.Name)} if caught else set()
             bare = isinstance(node, ast.ExceptHandler) and node.type is None
+            if isinstance(node, ast.ExceptHandler) and ast.unparse(node.body[-1]) == "raise":
+                continue  # it tidies up and swallows nothing
             if bare or names & {"Exception", "BaseException"}:
                 found.append(module)
     assert len(found) <= 1, found
