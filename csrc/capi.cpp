@@ -1,80 +1,9 @@
-// hsxfer.h -> core. Exceptions become codes here and nowhere else.
-#include <atomic>
-#include <memory>
-#include <mutex>
-#include <new>
-#include <string>
+// hsxfer.h -> core.
+#include "capi.h"
 
-#include "cuda_fetch.h"
-#include "error.h"
-#include "packer.h"
-#include "process.h"
-#include "reader.h"
 #include "rows.h"
 
-namespace {
-
-thread_local char last_error[512] = "";
-
-void set_error(const char* sentence) { std::snprintf(last_error, sizeof last_error, "%s", sentence); }
-
-template <class F>
-int guard(F&& body) noexcept {
-  try {
-    return body();
-  } catch (const hsx::Error& error) {
-    set_error(error.what());
-    return error.code();
-  } catch (const std::bad_alloc&) {
-    set_error("out of memory");
-  } catch (const std::exception& error) {
-    set_error(error.what());
-  }
-  return HSX_E_SYSTEM;
-}
-
-// What a handle points to. Its few bytes are never freed, so a late call gets an error and not somebody else's memory.
-template <class T>
-struct Handle {
-  explicit Handle(std::shared_ptr<T> object) : object_(std::move(object)) {
-    next = all.load(std::memory_order_relaxed);
-    while (!all.compare_exchange_weak(next, this)) {
-    }
-  }
-
-  static std::shared_ptr<T> get(Handle* handle, bool take = false) {
-    if (handle == nullptr) hsx::fail(HSX_E_INVALID, "a handle is null");
-    if (handle->epoch != hsx::process_epoch())
-      hsx::fail(HSX_E_FORKED, "this process is a fork of the one that opened the handle: open one here");
-    std::lock_guard<std::mutex> lock(handle->mutex);
-    if (handle->object_ == nullptr) hsx::fail(HSX_E_INVALID, "a handle is closed already");
-    return take ? std::move(handle->object_) : handle->object_;
-  }
-
- private:
-  std::mutex mutex;
-  std::shared_ptr<T> object_;
-  const uint32_t epoch = hsx::process_epoch();
-  Handle* next;  // keeps them all reachable
-  static inline std::atomic<Handle*> all{nullptr};
-};
-
-template <class T>
-void need(const T* pointer, const char* what) {
-  if (pointer == nullptr) hsx::fail(HSX_E_INVALID, "%s is null", what);
-}
-
-}  // namespace
-
-struct hsx_arena : Handle<hsx::Packer> {
-  using Handle::Handle;
-};
-struct hsx_reader : Handle<hsx::Reader> {
-  using Handle::Handle;
-};
-struct hsx_fetch {
-  hsx::Fetch fetch;
-};
+using hsx::guard, hsx::last_error, hsx::need, hsx::set_error;
 
 uint32_t hsx_abi_version(void) { return HSX_ABI_VERSION; }
 
@@ -225,46 +154,6 @@ int hsx_probe(const char* path, hsx_probe_info* out) {
     need(path, "path");
     need(out, "out");
     *out = hsx::probe_arena(path);
-    return HSX_OK;
-  });
-}
-
-int hsx_fetch_stream(uint32_t device, void** stream) {
-  return guard([&] {
-    need(stream, "stream");
-    *stream = hsx::CudaFetcher::get(device).stream();
-    return HSX_OK;
-  });
-}
-
-int hsx_fetch_begin(uint32_t device, hsx_reader* reader, const hsx_lease* lease, const hsx_fetch_op* ops,
-                    size_t num_ops, hsx_fetch** out) {
-  return guard([&] {
-    need(lease, "lease");
-    if (num_ops > 0) need(ops, "ops");
-    need(out, "out");
-    *out = new hsx_fetch{{hsx::CudaFetcher::get(device), hsx_reader::get(reader), *lease, {ops, ops + num_ops}}};
-    return HSX_OK;
-  });
-}
-
-int hsx_fetch_wait(hsx_fetch* fetch, uint64_t timeout_us, uint64_t* bad_op, uint64_t* bad_row, const char** warning) {
-  return guard([&] {
-    need(fetch, "fetch");
-    need(bad_op, "bad_op");
-    need(bad_row, "bad_row");
-    need(warning, "warning");
-    hsx_code code = fetch->fetch.wait(timeout_us, bad_op, bad_row);
-    set_error(code == HSX_OK ? fetch->fetch.warning().c_str() : "fetch: see the code");
-    *warning = last_error;
-    return static_cast<int>(code);
-  });
-}
-
-int hsx_fetch_end(hsx_fetch* fetch) {
-  return guard([&] {
-    need(fetch, "fetch");
-    delete fetch;
     return HSX_OK;
   });
 }

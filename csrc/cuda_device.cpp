@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "error.h"
-#include "kernels/jobs.h"
 #include "process.h"
 
 // What setup.py embeds; of no bytes where there is no nvcc.
@@ -89,9 +88,25 @@ CUstream CudaDevice::make_stream(bool for_kernels) const {
   return stream;
 }
 
-CUresult CudaDevice::launch(const char* kernel, unsigned num_blocks, CUstream stream, const void* parameter) const {
+CUresult CudaDevice::launch(const std::string& kernel, unsigned num_blocks, CUstream stream,
+                            const void* parameter) const {
+  if (!has_kernels()) fail(HSX_E_UNAVAILABLE, "driver cuda: %s", kernels_missing_.c_str());
+  auto function = functions_.find(kernel);
+  if (function == functions_.end()) fail(HSX_E_INVALID, "no kernel is called '%s'", kernel.c_str());
   void* parameters[] = {const_cast<void*>(parameter)};
-  return api.launch(functions_.at(kernel), num_blocks, 1, 1, 256, 1, 1, 0, stream, parameters, nullptr);
+  return api.launch(function->second, num_blocks, 1, 1, 256, 1, 1, 0, stream, parameters, nullptr);
+}
+
+void submit_encode(CudaDevice& device, CUstream stream, const std::string& kernel, const EncodeLaunch& launch) {
+  CudaDevice::Current current(device);
+  if (launch.num_rows > 0)
+    device.need(device.launch("hsx_" + kernel, launch.num_rows, stream, &launch), "cuLaunchKernel");
+}
+
+void submit_screen(CudaDevice& device, CUstream stream, const std::string& kind, const ScreenLaunch& launch) {
+  CudaDevice::Current current(device);
+  if (launch.num_rows > 0)
+    device.need(device.launch("hsx_screen_" + kind, launch.num_rows, stream, &launch), "cuLaunchKernel");
 }
 
 CUresult CudaDevice::launch_rows(const std::vector<CopyOp>& ops, bool copy, CUstream stream, CUdeviceptr first_bad,

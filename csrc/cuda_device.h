@@ -9,6 +9,7 @@
 
 #include "cuda_api.h"
 #include "driver.h"
+#include "kernels/jobs.h"
 
 namespace hsx {
 
@@ -39,7 +40,8 @@ class CudaDevice {
 
   bool has_kernels() const { return kernels_missing_.empty(); }
   const std::string& kernels_missing() const { return kernels_missing_; }
-  CUresult launch(const char* kernel, unsigned num_blocks, CUstream stream, const void* parameter) const;
+  // HSX_E_INVALID for a kernel that is none, HSX_E_UNAVAILABLE without kernels.
+  CUresult launch(const std::string& kernel, unsigned num_blocks, CUstream stream, const void* parameter) const;
   // Digests the rows of `ops` from their sources, with `copy` in the pass that copies them to `dst`. With `first_bad` (device memory)
   // compares instead, rows counted from `row_base` on.
   CUresult launch_rows(const std::vector<CopyOp>& ops, bool copy, CUstream stream, CUdeviceptr first_bad = 0,
@@ -59,6 +61,9 @@ class CudaDevice {
 
 // What a build without nvcc lacks, or "".
 const char* kernels_not_built();
+
+void submit_encode(CudaDevice& device, CUstream stream, const std::string& kernel, const EncodeLaunch& launch);
+void submit_screen(CudaDevice& device, CUstream stream, const std::string& kind, const ScreenLaunch& launch);
 
 }  // namespace hsx
 

@@ -133,11 +133,8 @@ bool CudaDriver::wait(uint64_t event, uint64_t timeout_us, std::string* error) {
     CUresult result = poll(piece.done, deadline);
     if (result == kCudaNotReady) return false;
     if (result != kCudaSuccess && batch->error.empty()) batch->error = device_.sentence(result, "cuEventQuery");
-    if (batch->error.empty() && !piece.landed.empty()) {
+    if (batch->error.empty())
       for (const Landed& landed : piece.landed) add_to_marks(batch->ops[landed.op], landed.row, landed.num_rows);
-      if (!batch->told) on_first_rows();
-      batch->told = true;
-    }
     give_event(piece.done);
     batch->pieces.pop_front();
   }

@@ -39,7 +39,7 @@ class CudaDriver : public Driver {
     std::vector<CopyOp> ops;
     std::deque<Piece> pieces;
     std::string error;
-    bool digest_on_host = false, told = false;
+    bool digest_on_host = false;
   };
 
   void run();

@@ -1,6 +1,7 @@
 #include "cuda_pin.h"
 
 #include <algorithm>
+#include <ctime>
 
 #include "cuda_device.h"
 #include "process.h"
@@ -8,13 +9,15 @@
 namespace hsx {
 
 PinnedRegion::PinnedRegion(CudaDevice& device, uint8_t* base, uint64_t bytes)
-    : device_(device), base_(base), bytes_(bytes), pieces_((bytes + kPieceBytes - 1) / kPieceBytes, kUntouched) {
-  thread_ = start_thread("hsx-pin", [this] {
-    for (uint64_t piece = 0; piece < pieces_.size(); ++piece) {
-      std::lock_guard<std::mutex> guard(mutex_);
-      if (stopping_ || !pin(piece)) return;
-    }
-  });
+    : device_(device), base_(base), bytes_(bytes), pieces_((bytes + kPieceBytes - 1) / kPieceBytes, kUntouched) {}
+
+void PinnedRegion::pin_the_rest() {
+  for (uint64_t piece = 0; piece < pieces_.size(); ++piece) {
+    timespec pause = {0, 1000000};  // between two, so that need() gets its turn: a mutex is not fair
+    nanosleep(&pause, nullptr);
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (stopping_ || !pin(piece)) return;
+  }
 }
 
 PinnedRegion::~PinnedRegion() {
@@ -22,7 +25,7 @@ PinnedRegion::~PinnedRegion() {
     std::lock_guard<std::mutex> guard(mutex_);
     stopping_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   CudaDevice::Current current(device_);
   for (uint64_t piece = 0; piece < pieces_.size(); ++piece)
     if (pieces_[piece] == kPinned) device_.api.host_unregister(base_ + piece * kPieceBytes);
@@ -48,6 +51,7 @@ bool PinnedRegion::need(const void* at, uint64_t bytes) {
   bool pinned = true;
   for (uint64_t piece = offset / kPieceBytes; piece <= (offset + bytes - 1) / kPieceBytes; ++piece)
     pinned = pin(piece) && pinned;
+  if (!thread_.joinable()) thread_ = start_thread("hsx-pin", [this] { pin_the_rest(); });
   return pinned;
 }
 

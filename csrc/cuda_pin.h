@@ -14,11 +14,10 @@ class CudaDevice;
 
 class PinnedRegion {
  public:
-  // Everything that is not needed at once is pinned by a thread, in the background.
   PinnedRegion(CudaDevice& device, uint8_t* base, uint64_t bytes);
   ~PinnedRegion();
 
-  // Whether [at, at + bytes) is pinned, which this sees to. A copy must not cross a multiple of kPieceBytes from the base.
+  // Whether [at, at + bytes) is pinned, which this sees to; after the first time a thread pins the rest, in the background. A copy must not cross a multiple of kPieceBytes from the base.
   bool need(const void* at, uint64_t bytes);
   // How many of `bytes` from `at` on lie in one piece.
   uint64_t within_piece(const void* at, uint64_t bytes) const;
@@ -30,6 +29,7 @@ class PinnedRegion {
   enum State : uint8_t { kUntouched, kPinned, kFailed };
 
   bool pin(uint64_t piece);
+  void pin_the_rest();
 
   CudaDevice& device_;
   uint8_t* const base_;

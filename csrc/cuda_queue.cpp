@@ -127,6 +127,7 @@ CUresult CudaDriver::close_piece(Batch& batch, std::vector<Landed>* landed) {
   landed->clear();
   if (piece.done == nullptr) return api_.stream_synchronize(stream_);
   CUresult result = api_.event_record(piece.done, stream_);
+  if (batch.pieces.empty() && !piece.landed.empty()) on_rows_coming();
   batch.pieces.push_back(std::move(piece));
   return result;
 }

@@ -40,8 +40,8 @@ class Driver {
   // only for a stream that cannot be waited for; what goes wrong on the device is wait()'s to tell.
   virtual uint64_t submit(std::vector<CopyOp> ops, void* stream) = 0;
 
-  // Called when the first rows of a submission with watermarks have landed: who waits for them sleeps.
-  std::function<void()> on_first_rows = [] {};
+  // Called when rows of a submission with watermarks are on their way: who waits for the sample sleeps, and has things to prepare.
+  std::function<void()> on_rows_coming = [] {};
 
   // True once the event is done; `error` then says why its bytes did not arrive, or stays empty.
   virtual bool wait(uint64_t event, uint64_t timeout_us, std::string* error) = 0;

@@ -180,6 +180,15 @@ int hsx_fetch_wait(hsx_fetch* fetch, uint64_t timeout_us, uint64_t* bad_op, uint
 // Once. Waits for the copies under way; then the destinations may go, and the lease.
 int hsx_fetch_end(hsx_fetch* fetch);
 
+// ---- kernels --------------------------------------------------------------------------------------------------------------------
+const char* hsx_kernels_missing(void);  // "", or why this build has none
+// `kernel`: "bf16_to_fp8", "fp8_to_bf16", "fp32_to_bf16", ... (csrc/kernels/encode.cuh). Queued on `stream`; row_bytes are of the encoded side.
+int hsx_submit_encode(uint32_t device, void* stream, const char* kernel, const void* src, uint64_t src_stride_bytes,
+                      void* dst, uint64_t dst_stride_bytes, uint32_t width, uint32_t row_bytes, uint32_t num_rows);
+// A byte a row into `flags` (device memory): 1 holds NaN or infinity, 2 is all zero. `kind`: "bf16", "fp16", "fp32".
+int hsx_submit_screen(uint32_t device, void* stream, const char* kind, const void* src, uint64_t src_stride_bytes,
+                      void* flags, uint32_t width, uint32_t num_rows);
+
 // ---- rows -----------------------------------------------------------------------------------------------------------------------
 // dst may be NULL (digest only), digests may be NULL (copy only): the routine the host driver copies with.
 int hsx_copy_rows(void* dst, uint64_t dst_stride_bytes, const void* src, uint64_t src_stride_bytes, uint64_t row_bytes,

@@ -25,7 +25,7 @@ std::string Packer::attach(const std::string& name, uint32_t device) {
   std::unique_ptr<Driver>& driver = drivers_[static_cast<int>(device)];
   if (driver != nullptr) return "";
   driver = make_driver(name, device);
-  driver->on_first_rows = [this] { arena_.announce_rows(); };
+  driver->on_rows_coming = [this] { arena_.announce_rows(); };
   return driver->register_memory(arena_.region(), arena_.region_bytes());
 }
 

@@ -161,6 +161,11 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hsx_fetch_begin": [c_uint32, c_void_p, POINTER(Lease), c_void_p, c_size_t, POINTER(c_void_p)],
     "hsx_fetch_wait": [c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_char_p)],
     "hsx_fetch_end": [c_void_p],
+    "hsx_submit_encode": [
+        *(c_uint32, c_void_p, c_char_p, c_void_p, c_uint64),
+        *(c_void_p, c_uint64, c_uint32, c_uint32, c_uint32),
+    ],
+    "hsx_submit_screen": [c_uint32, c_void_p, c_char_p, c_void_p, c_uint64, c_void_p, c_uint32, c_uint32],
     "hsx_copy_rows": [c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_uint64, c_void_p, c_uint64],
     "hsx_verify_rows": [
         c_void_p,
@@ -200,6 +205,7 @@ class Library:
                 function.argtypes, function.restype = arguments, c_int
             handle.hsx_abi_version.restype = c_uint32
             handle.hsx_last_error.restype = c_char_p
+            handle.hsx_kernels_missing.restype = c_char_p
         found = self.fast.hsx_abi_version()
         if found != ABI_VERSION:
             raise TransportUnavailable(

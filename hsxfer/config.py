@@ -80,6 +80,7 @@ class Options:
     num_slots: int = 0
     dir: str = "/dev/shm"
     device: str = "auto"
+    encode: str = "none"
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -91,6 +92,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "slots": ("num_slots", _slots),
     "dir": ("dir", _directory),
     "device": ("device", _device),
+    "encode": ("encode", _choice("none", "fp8", "bf16")),
 }
 assert {name for name, _ in _PARSERS.values()} == {field.name for field in fields(Options)}
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .arena import WAIT_SLICE_S, ArenaReader
+from .encoding import decode_on
 from .errors import HandleError, IntegrityError, TransferTimeout
 from .fetch import BadRow, Fetch, GaveUp, Op, stream_of
-from .handle import Handle
+from .handle import ITEM_BYTES, Handle
+from .layout import encoded_row_bytes, encoding_of
 from .sample import Part
-from .tensors_cuda import empty_on
+from .tensors_cuda import empty_on, wait_for_stream
 
 
 class _Copy(NamedTuple):
@@ -30,6 +33,7 @@ def deliver(
     readers: Sequence[ArenaReader],
     parts: Sequence[Part],
     check: bool,
+    raw: bool,
     must_live: Callable[[], None],
     left_s: Callable[[], float],
 ) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def deliver(
     stream = stream_of(device)
     tensors, addresses = {}, {}
     for name in names:
-        spec = parts[0].specs[name]
+        spec = parts[0].place(name).spec
         shape = (rows[1] - rows[0], *spec.shape[1:])
         tensors[name], addresses[name] = empty_on(framework, device, stream, spec.dtype, shape)
     for reader, part, copies in zip(readers, parts, _visible(handle, names, rows, parts), strict=True):
@@ -58,6 +62,15 @@ def deliver(
                 raise IntegrityError(
                     f"sample {handle.key!r}: row {copy.low + bad.row} of {copy.name!r} differs from what was sent"
                 ) from None
+    for name in names if not raw else ():
+        at, spec = parts[0].place(name), parts[0].specs[name]
+        if at.encoding != "none":
+            shape = (rows[1] - rows[0], *spec.shape[1:])
+            tensor, address = empty_on(framework, device, stream, spec.dtype, shape)
+            width = math.prod(spec.shape[1:])
+            decode_on(device, stream, at.encoding, spec.dtype, addresses[name], at.row_bytes, address, width, shape[0])
+            wait_for_stream(device, stream)
+            tensors[name] = tensor
     return tensors
 
 
@@ -86,6 +99,12 @@ def _visible(handle: Handle, names: Sequence[str], rows: tuple[int, int], parts:
 
 def _op(part: Part, copy: _Copy, address: int, first_row: int, check: bool) -> Op:
     at, lease, num_rows = part.place(copy.name), part.lease, copy.high - copy.low
+    width = math.prod(at.spec.shape[1:]) * ITEM_BYTES[at.spec.dtype]
+    logical = part.specs[copy.name]
+    if at.encoding != "none":
+        width = encoded_row_bytes(at.encoding, math.prod(logical.shape[1:]))
+    if at.row_bytes != width or at.encoding not in ("none", encoding_of(at.encoding, logical.dtype)):
+        raise HandleError(f"rows of {copy.name!r} have {at.row_bytes} bytes as {at.encoding}, not {width}")
     if copy.local + num_rows > at.rows:
         raise HandleError(
             f"rows {copy.local} to {copy.local + num_rows} of {copy.name!r} are outside of the part's {at.rows}"

@@ -17,6 +17,17 @@ MARKED_BYTES = 8 << 20
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
+def encoding_of(wanted: str, dtype: str) -> str:
+    """What becomes of a tensor of `dtype` in a sink opened with `encode=wanted`: "none" for what is narrow already, and for integers."""
+    applies = dtype in ("float16", "float32") or (dtype == "bfloat16" and wanted == "fp8")
+    return wanted if applies else "none"
+
+
+def encoded_row_bytes(encoding: str, width: int) -> int:
+    """See hsxfer/encoding.py."""
+    return -(-(width + 4) // 16) * 16 if encoding == "fp8" else 2 * width
+
+
 class Placement(NamedTuple):
     """One tensor of a part: offsets in bytes from the start of the slot's data."""
 
@@ -27,6 +38,7 @@ class Placement(NamedTuple):
     digests: int | None
     marks: int = 0
     rows_per_mark: int = 0  # 0: the tensor has no watermarks
+    encoding: str = "none"
 
     def to_dict(self) -> dict[str, Any]:
         told: dict[str, Any] = {
@@ -38,6 +50,8 @@ class Placement(NamedTuple):
         }
         if self.rows_per_mark:
             told["marks"] = [self.marks, self.rows_per_mark]
+        if self.encoding != "none":
+            told["encoding"] = self.encoding
         return told
 
 
@@ -50,14 +64,17 @@ class Layout(NamedTuple):
     marks: tuple[int, int] = (0, 0)  # all watermarks: offset, number
 
 
-def place(tensors: Mapping[str, TensorSpec], part_rows: int, digest: bool, marks: bool = False) -> Layout:
+def place(
+    tensors: Mapping[str, TensorSpec], part_rows: int, digest: bool, marks: bool = False, encode: str = "none"
+) -> Layout:
     """Tensors first, in order, 256-byte aligned; behind them their digest tables (one u64 a row), and with `marks` the watermarks of
     those that are worth reading in pieces."""
     placements: dict[str, Placement] = {}
     offset = payload = 0
     for name, spec in tensors.items():
-        row_bytes = math.prod(spec.shape[1:]) * ITEM_BYTES[spec.dtype]
-        placements[name] = Placement(spec, offset, row_bytes, part_rows, None)
+        width, encoding = math.prod(spec.shape[1:]), encoding_of(encode, spec.dtype)
+        row_bytes = width * ITEM_BYTES[spec.dtype] if encoding == "none" else encoded_row_bytes(encoding, width)
+        placements[name] = Placement(spec, offset, row_bytes, part_rows, None, encoding=encoding)
         payload += part_rows * row_bytes
         offset = _aligned(offset + part_rows * row_bytes)
     if digest:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _native
 from ._native import byref
 from .arena import Lease
+from .encoding import decode_torch
 from .errors import ConfigError, HandleError, IntegrityError, SampleLost
 from .handle import Handle, TensorSpec, token_hash, token_ids_array
 from .layout import Placement
@@ -42,8 +44,13 @@ class Part:
 
     def place(self, name: str) -> Placement:
         entry = self._places[name]
+        spec, encoding = self.specs[name], entry.get("encoding", "none")
+        if encoding != "none":
+            spec = TensorSpec("uint8", (spec.shape[0], entry["row_bytes"]))
         marks = entry.get("marks", (0, 0))
-        return Placement(self.specs[name], entry["offset"], entry["row_bytes"], entry["rows"], entry["digests"], *marks)
+        return Placement(
+            *(spec, entry["offset"], entry["row_bytes"], entry["rows"], entry["digests"], *marks, encoding)
+        )
 
     def pieces(self, name: str) -> list[Piece]:
         """This rank's pieces of the tensor; under `leader` one that is all of it."""
@@ -62,8 +69,11 @@ class Sample:
     view lives any more.
     """
 
-    def __init__(self, handle: Handle, framework: str, names: Iterable[str] | None, rows: slice | None) -> None:
+    def __init__(
+        self, handle: Handle, framework: str, names: Iterable[str] | None, rows: slice | None, raw: bool = False
+    ) -> None:
         self.handle = handle
+        self._raw = raw
         self._framework = framework
         self.rows = _row_range(handle, rows)
         if isinstance(names, str):
@@ -84,12 +94,26 @@ class Sample:
         self.meta = parts[0].meta
         names = [*self._names, *([TOKEN_IDS] if TOKEN_IDS in parts[0].specs else [])]
         for name in names:
-            if copy or len(parts) > 1:
-                self._tensors[name] = self._join(name, check=verify is not False)
+            encoding = parts[0].place(name).encoding
+            if copy or len(parts) > 1 or (encoding != "none" and not self._raw):
+                tensor = self._join(name, check=verify is not False)
+                if encoding != "none" and not self._raw:
+                    spec = parts[0].specs[name]
+                    shape = (self.rows[1] - self.rows[0], *spec.shape[1:])
+                    tensor = decode_torch(tensor, encoding, spec.dtype, math.prod(spec.shape[1:])).reshape(shape)
+                self._tensors[name] = tensor
             elif verify is True:
                 _copy(self.handle, parts[0], name, None, self.rows[0], self.rows[1], 0, check=True)
         if copy or len(parts) > 1:
             self._parts = []
+
+    def accept(self, part: Part) -> None:
+        """Raises `ConfigError` if the framework asked for cannot hold what the sample's tensors are decoded to."""
+        for name in self._names:
+            if part.place(name).encoding != "none" and not self._raw and self._framework != "torch":
+                raise ConfigError(
+                    f"{name!r} of sample {self.handle.key!r} was sent as {part.place(name).encoding}: use framework='torch' or raw=True"
+                )
 
     def deliver(self, tensors: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Takes tensors of its own, which hold no lease."""
@@ -193,7 +217,7 @@ class Sample:
     def _join(self, name: str, check: bool) -> Any:
         """One tensor of its own from the pieces of all parts: of two that cover a row, the later write holds."""
         start, stop = self.rows
-        spec = self._parts[0].specs[name]
+        spec = self._parts[0].place(name).spec
         tensor, address = empty(self._framework, spec.dtype, (stop - start, *spec.shape[1:]))
         pieces = sorted(
             ((piece, part) for part in self._parts for piece in part.pieces(name)), key=lambda pair: pair[0][0]

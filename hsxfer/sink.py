@@ -236,7 +236,9 @@ class Sink:
         )
         if ids is not None:
             specs = {**specs, "token_ids": TensorSpec("int64", (rows,))}
-        layout: Layout = place(specs, part_rows(rows, len(self.ranks)), self.options.digest, len(self.ranks) == 1)
+        layout: Layout = place(
+            specs, part_rows(rows, len(self.ranks)), self.options.digest, len(self.ranks) == 1, self.options.encode
+        )
         index = self.ranks.index(self.rank.label) if self.sends else 0
         head = encode_head(handle, layout, meta) if self.sends else b""
         return Ticket(self, handle, layout, index), head, ids
@@ -282,6 +284,8 @@ class Sink:
             self._check_open()
             for ticket, name, start, rows in writes:
                 ticket.check(name, start, rows)
+            if self.options.encode != "none":
+                writes = [(ticket, name, start, ticket.encode(name, rows)) for ticket, name, start, rows in writes]
             for device in {rows.device for _, _, _, rows in writes} - self._attached:
                 self._attach(device)
             owners = [rows.owner for _, _, _, rows in writes]

@@ -52,15 +52,18 @@ class Source:
         ack: bool = True,
         verify: bool | str = "auto",
         copy: bool = False,
+        raw: bool = False,
     ) -> Sample:
         """Waits until the sample is complete and returns it.
 
         `handle`: a Handle, its JSON, its dict, or a sample's key. `names`: only these tensors. `rows`: only these absolute
         positions, a slice without a step. `device="cuda:N"`: tensors of the caller's own on that GPU; their copies start while
         the sample still arrives, and the slot is free when they end. `framework`: "torch", "numpy", "cupy" (on a GPU),
-        or "memoryview", which needs neither and gives floats of 8 and 16 bits as the unsigned integers of their bits. `verify`: "auto" checks the digests of whatever is
-        copied, True also those of zero-copy views (one pass over the bytes), False none. `copy=True`: tensors of the
-        caller's own instead of read-only views. `ack=False`: does not use one of the sample's `consumers`.
+        or "memoryview", which needs neither and gives floats of 8 and 16 bits as the unsigned integers of their bits.
+        `verify`: "auto" checks the digests of whatever is copied, True also those of zero-copy views (one pass over the
+        bytes), False none. `copy=True`: tensors of the caller's own instead of read-only views. `raw=True`: tensors that were
+        sent encoded (`?encode=`) as their bytes, uint8 `[rows, row_bytes]` (hsxfer/encoding.py). `ack=False`: does not use one
+        of the sample's `consumers`.
 
         Raises `HandleError` (not this store's, malformed), `ConfigError` (an argument; the sample is untouched),
         `TransferTimeout`, `SampleFailed` (the producer's reason, the rows missing), `SampleLost` (consumed, expired, its
@@ -81,7 +84,8 @@ class Source:
             part = Part(lease, expected)
             if self.name != part.handle.store or key != part.handle.key:
                 raise HandleError(f"the arena describes {key!r} as {part.handle.key!r} of {part.handle.store}")
-            sample = Sample(part.handle, framework, names, rows)
+            sample = Sample(part.handle, framework, names, rows, raw)
+            sample.accept(part)
             readers, parts = [first], [part]
             if len(part.handle.ranks) > 1:
                 readers = [self._await_reader(part.handle.instance, label, deadline) for label in part.handle.ranks]
@@ -93,7 +97,7 @@ class Source:
             if gpu != HOST:
                 names = sample.keys() + ([TOKEN_IDS] if TOKEN_IDS in part.specs else [])
                 tensors = deliver(
-                    *(gpu, framework, names, sample.rows, readers, parts, verify is not False),
+                    *(gpu, framework, names, sample.rows, readers, parts, verify is not False, raw),
                     *(lambda: self._must_live(first, name), deadline.left_s),
                 )
                 sample.deliver(tensors, part.meta)

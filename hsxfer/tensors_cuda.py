@@ -24,7 +24,7 @@ def parse_device(framework: str, device: Any) -> int:
     if framework not in ("torch", "cupy"):
         raise ConfigError(f"framework {framework!r} has no tensors on {name}; use torch or cupy")
     if match[1] is None:
-        return int(_torch().cuda.current_device())
+        return int(torch_or_error().cuda.current_device())
     return int(match[1])
 
 
@@ -36,7 +36,7 @@ def empty_on(framework: str, device: int, stream: int, dtype: str, shape: tuple[
     still be using what the pool gives out again.
     """
     if framework == "torch":
-        torch = _torch()
+        torch = torch_or_error()
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
             tensor = torch.empty(shape, dtype=dtype_of("torch", dtype), device=f"cuda:{device}")
         return tensor, tensor.data_ptr()
@@ -47,6 +47,27 @@ def empty_on(framework: str, device: int, stream: int, dtype: str, shape: tuple[
     return array, int(array.data.ptr)
 
 
+def bytes_on(like: Any, device: int, shape: tuple[int, int]) -> tuple[Any, int]:
+    """uint8 memory on a GPU for the caller's current stream, from the pool of the framework that `like` is of; and its address."""
+    torch = sys.modules.get("torch")
+    if torch is not None and (isinstance(like, torch.Tensor) or "cupy" not in sys.modules):
+        tensor = torch.empty(shape, dtype=torch.uint8, device=f"cuda:{device}")
+        return tensor, tensor.data_ptr()
+    cupy = _cupy()
+    with cupy.cuda.Device(device):
+        array = cupy.empty(shape, dtype="uint8")
+    return array, int(array.data.ptr)
+
+
+def wait_for_stream(device: int, stream: int) -> None:
+    """The caller's current stream goes on behind what `stream` holds now."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.ExternalStream(stream, device=device))
+    else:
+        _cupy().cuda.ExternalStream(stream).synchronize()
+
+
 def used_here(tensor: Any) -> None:
     """The caller's current stream uses the tensor from now on: its memory is given out again only after what that stream holds then."""
     torch = sys.modules.get("torch")
@@ -54,7 +75,7 @@ def used_here(tensor: Any) -> None:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-def _torch() -> Any:
+def torch_or_error() -> Any:
     try:
         import torch
     except ImportError:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from .encoding import encode
 from .errors import ConfigError
 from .handle import Handle
 from .layout import Layout
@@ -138,6 +139,11 @@ class Ticket:
             raise ConfigError(
                 f"sample {self.handle.key!r}: rows [{start}, {start + rows.num_rows}) of {name!r} are outside of [0, {spec.shape[0]})"
             )
+
+    def encode(self, name: str, rows: Rows) -> Rows:
+        """The rows as this sink sends them (`?encode=`)."""
+        encoding = self.layout.placements[name].encoding
+        return rows if encoding == "none" else encode(rows, encoding)
 
     def plan(self, name: str, start: int, rows: Rows) -> Plan | None:
         """Takes note of a checked write and says what this rank copies for it, if anything."""

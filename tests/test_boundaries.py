@@ -32,7 +32,7 @@ CORE = {
     "tensors": {"errors", "foreign", "handle"},
     "_native": {"errors"},
     "arena": {"errors", "_native"},
-    "ticket": {"errors", "_native", "handle", "layout", "ranks", "tensors"},
+    "ticket": {"errors", "encoding", "_native", "handle", "layout", "ranks", "tensors"},
     "outbox": {"errors", "_native", "arena", "ticket"},
     "sink": {
         "errors",
@@ -49,9 +49,10 @@ CORE = {
     }
     | {"transports"},
     "tensors_cuda": {"errors", "foreign", "tensors"},
+    "encoding": {"errors", "_native", "foreign", "layout", "tensors", "tensors_cuda"},
     "fetch": {"errors", "_native", "arena"},
-    "sample": {"errors", "_native", "handle", "layout", "tensors", "tensors_cuda", "arena"},
-    "delivery": {"errors", "arena", "fetch", "handle", "sample", "tensors_cuda"},
+    "sample": {"errors", "encoding", "_native", "handle", "layout", "tensors", "tensors_cuda", "arena"},
+    "delivery": {"errors", "encoding", "layout", "arena", "fetch", "handle", "sample", "tensors_cuda"},
     "source": {"errors", "delivery", "foreign", "tensors_cuda", "handle", "tensors", "arena", "sample", "transports"},
     "transports": {"errors", "config", "transports.base", "transports.shm"},
     "transports.base": {"arena", "config"},
@@ -240,7 +241,7 @@ def same(kind: str, ours: type) -> bool:
 
 def test_header_and_python_agree_on_every_function() -> None:
     assert len(HEADER.functions) > 15
-    bare = {"hsx_abi_version", "hsx_last_error"}
+    bare = {"hsx_abi_version", "hsx_last_error", "hsx_kernels_missing"}
     assert set(HEADER.functions) == set(_native._SIGNATURES) | bare
     for name, ours in _native._SIGNATURES.items():
         theirs = HEADER.functions[name]
