@@ -201,11 +201,9 @@ def fill(server: Any) -> list[tuple[dict[str, Any], list[int]]]:
     return list(zip(server.generate(**wanting(prompts)), prompts, strict=True))
 
 
-def check_all(source: Any, replies: list[tuple[dict[str, Any], list[int]]], reference: Reference) -> None:
-    """Reads everything before it looks at anything: somebody waits for the room."""
-    got = [(states(source, reply), ids) for reply, ids in replies]
-    for rows, ids in got:
-        reference.check(rows, ids)
+def read_all(source: Any, replies: list[tuple[dict[str, Any], list[int]]]) -> list[tuple[torch.Tensor, list[int]]]:
+    """Only reads, and leaves the looking for later: somebody waits for the room."""
+    return [(states(source, reply), ids) for reply, ids in replies]
 
 
 def test_a_full_store_fails_in_time_while_others_are_served(server: Any, source: Any, reference: Reference) -> None:
@@ -220,7 +218,8 @@ def test_a_full_store_fails_in_time_while_others_are_served(server: Any, source:
     for future in late:
         assert "StoreFull" in reason(source, future.result(60))
     assert BLOCK_S <= time.monotonic() - start < BLOCK_S + 10
-    check_all(source, filling, reference)
+    for rows, ids in read_all(source, filling):
+        reference.check(rows, ids)
 
 
 def test_a_reader_that_appears_revives_the_store(server: Any, source: Any, reference: Reference) -> None:
@@ -228,9 +227,11 @@ def test_a_reader_that_appears_revives_the_store(server: Any, source: Any, refer
     prompts = [prompt(300, seed=320 + number) for number in range(len(filling) + 1)]
     late = [server.submit(**wanting(ids)) for ids in prompts]
     assert not wait(late, 0.5).done
-    check_all(source, filling, reference)
+    got = read_all(source, filling)
     for future, ids in zip(late, prompts, strict=True):
-        check(source, future.result(60), ids, reference)
+        got += read_all(source, [(future.result(60), ids)])
+    for rows, ids in got:
+        reference.check(rows, ids)
 
 
 def test_a_prompt_larger_than_the_store_fails_at_once(server: Any, source: Any) -> None:
@@ -249,7 +250,8 @@ def test_abort_while_waiting_for_room(server: Any, source: Any, reference: Refer
     assert not wait([late], 0.5).done
     server.post("/abort_request", rid="waits")
     assert late.result(BLOCK_S / 2)["meta_info"]["finish_reason"]["type"] == "abort"
-    check_all(source, filling, reference)
+    for rows, ids in read_all(source, filling):
+        reference.check(rows, ids)
 
 
 def complete(source: Any, info: dict[str, Any]) -> bool:
