@@ -78,3 +78,17 @@ $(LINT):
 	[ -x $(VENV)-lint/bin/python ] || $(PYTHON) -m venv --without-pip $(VENV)-lint
 	$(PYTHON) -m pip --python $(VENV)-lint/bin/python install -q --no-compile -r requirements/lint.txt
 	@rm -f $(VENV)-lint/.setup-*; touch $@
+
+# On a machine with a GPU, from a plain checkout, with the Python that has torch there: no .venv, nothing installed.
+GPU_PYTHON ?= python3
+.PHONY: gpu-build gpu-test gpu-bench
+gpu-build:
+	$(GPU_PYTHON) setup.py -q build_ext --inplace
+
+gpu-test: gpu-build ## the tests that need a GPU; SANITIZE=1: kernels under compute-sanitizer
+	PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu $(ARGS)
+	$(if $(SANITIZE),PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --target-processes all \
+		$(GPU_PYTHON) -m pytest tests/gpu/test_gpu_kernels.py -q --timeout 600)
+
+gpu-bench: gpu-build ## the figures of the GPU path, beside the pinned copy; OUT=file.json
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu $(if $(OUT),--out $(OUT)) $(ARGS)

@@ -13,7 +13,7 @@ from . import _native
 from .errors import ConfigError
 from .foreign import HOST
 from .layout import encoded_row_bytes
-from .tensors import Rows, dtype_of, memory_at
+from .tensors import Rows, bad_rows, dtype_of, memory_at, rows_of
 from .tensors_cuda import bytes_on, torch_or_error
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -138,3 +138,21 @@ def _tensor_of(torch: Any, rows: Rows, width: int) -> Any:
         return torch.empty(rows.num_rows, width, dtype=dtype_of("torch", rows.dtype))
     flat = torch.frombuffer(memory_at(rows.pointer, span, rows.owner), dtype=dtype_of("torch", rows.dtype))
     return flat.as_strided((rows.num_rows, width), (rows.stride_bytes // item, 1))
+
+
+def screen(tensor: Any) -> tuple[list[int], list[int]]:
+    """Row numbers that hold a NaN or an infinity, and row numbers that are all zero: on a GPU one pass of a kernel."""
+    dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    if not getattr(tensor, "is_cuda", False) or dtype not in _SHORT or not tensor.numel():
+        return bad_rows(tensor)
+    library, rows = _native.load(), rows_of(tensor)
+    flags, address = bytes_on(tensor, rows.device, (rows.num_rows, 1))
+    code = library.fast.hsx_submit_screen(
+        *(rows.device, rows.stream, _SHORT[dtype].encode(), rows.pointer, rows.stride_bytes, address),
+        *(rows.row_bytes // tensor.element_size(), rows.num_rows),
+    )
+    if code == _native.UNAVAILABLE:
+        return bad_rows(tensor)
+    library.check(code)
+    told = flags[:, 0].cpu()
+    return (told & 1).nonzero().flatten().tolist(), (told & 2).nonzero().flatten().tolist()

@@ -9,11 +9,11 @@ from typing import Any
 from . import _native
 from ._native import byref
 from .arena import Lease
-from .encoding import decode_torch
+from .encoding import decode_torch, screen
 from .errors import ConfigError, HandleError, IntegrityError, SampleLost
 from .handle import Handle, TensorSpec, token_hash, token_ids_array
 from .layout import Placement
-from .tensors import bad_rows, check_dtype, empty, memory_at, view
+from .tensors import check_dtype, empty, memory_at, view
 from .tensors_cuda import used_here
 
 TOKEN_IDS = "token_ids"
@@ -177,7 +177,7 @@ class Sample:
                 raise IntegrityError(f"sample {handle.key!r} has {what} {mine!r}, not {theirs!r}")
         for name in self._names if finite or nonzero else ():
             if handle.tensors[name].dtype.startswith(("float", "bfloat")):
-                infinite, zero = bad_rows(self[name])
+                infinite, zero = screen(self[name])
                 if finite and infinite:
                     raise IntegrityError(
                         f"sample {handle.key!r}: rows {infinite[:8]} of {name!r} hold NaN or infinity ({len(infinite)} in all)"
