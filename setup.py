@@ -1,7 +1,7 @@
 """Builds csrc/ into hsxfer/libhsxfer.so: a plain C ABI without Python headers, so one wheel serves every Python from 3.10.
 
-HSXFER_SANITIZE=address|undefined|thread builds with that sanitizer; CXX names another compiler. Where nvcc is found (NVCC names it,
-NVCC=none does without), csrc/kernels are compiled and embedded; else the library works, and says what it lacks.
+HSXFER_SANITIZE=thread (or address, undefined, both with a comma) builds with sanitizers; CXX names another compiler. Where nvcc is
+found (NVCC names it, NVCC=none does without), csrc/kernels are compiled and embedded; else the library works, and says what it lacks.
 """
 
 import os
@@ -24,12 +24,27 @@ VERSION = re.search(r'^__version__ = "(.+)"', (ROOT / "hsxfer/__init__.py").read
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
 
 COMPILE = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
-LINK = ["-shared", "-pthread", "-ldl", "-Wl,-z,nodelete", "-Wl,-z,defs", "-Wl,--gc-sections", "-Wl,--version-script=csrc/exports.map"]
+LINK = [
+    "-shared",
+    "-pthread",
+    "-ldl",
+    "-Wl,-z,nodelete",
+    "-Wl,-z,defs",
+    "-Wl,--gc-sections",
+    "-Wl,--version-script=csrc/exports.map",
+]
 SANITIZER = os.environ.get("HSXFER_SANITIZE", "")
-if SANITIZER not in ("", "address", "undefined", "thread"):
-    raise SystemExit(f"HSXFER_SANITIZE={SANITIZER!r} is not address, undefined or thread")
+if SANITIZER not in ("", "address", "undefined", "address,undefined", "thread"):
+    raise SystemExit(f"HSXFER_SANITIZE={SANITIZER!r} is not address, undefined, address,undefined or thread")
 if SANITIZER:
-    COMPILE += [f"-fsanitize={SANITIZER}", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-Wno-tsan"]
+    COMPILE += [
+        f"-fsanitize={SANITIZER}",
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fno-sanitize-recover=all",
+        "-Wno-tsan",
+    ]
     LINK = [f"-fsanitize={SANITIZER}", *(flag for flag in LINK if flag != "-Wl,-z,defs")]
 else:
     # The C++ runtime comes along and stays hidden: torch brings one of its own.
@@ -99,7 +114,6 @@ class BuildLibrary(build_ext):
         # Under another name first: a process that has the library mapped keeps the old one.
         subprocess.run([compiler, *built, *LINK, "-o", library + ".new"], check=True)
         os.replace(library + ".new", library)
-
 
     def embed_kernels(self, compiler, objects):
         nvcc, fatbin = find_nvcc(), objects / "kernels.fatbin"

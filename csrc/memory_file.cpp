@@ -53,8 +53,8 @@ void NewFile::reserve(uint64_t bytes) {
   if (fstatvfs(raw_fd_, &space) == 0 && space.f_blocks > 0 && space.f_bavail < bytes / space.f_frsize)
     fail(HSX_E_FULL, "%s needs %llu bytes, its file system has %llu free", path_.c_str(), ull(bytes),
          ull(space.f_bavail) * space.f_frsize);
-  // An interrupted fallocate on tmpfs gives back what it had: under a profiler's timer it would never end. In steps of about 30 ms, so
-  // that signals are not kept waiting for long.
+  // An interrupted fallocate on tmpfs gives back what it had: under a profiler's timer it would never end. In steps, so that
+  // signals are not kept waiting for long.
   constexpr uint64_t kStepBytes = 64 << 20;
   for (uint64_t at = 0; at < bytes;) {
     uint64_t step = std::min(kStepBytes, bytes - at);

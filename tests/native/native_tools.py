@@ -205,8 +205,8 @@ def until(condition, timeout_s=5.0, what="it"):
 
 
 def spawn(script, *arguments, prefix=(), **options):
-    """Runs Python source in a process of its own, with this module imported as `t`. Its stdin and stdout are pipes of text. `prefix`: a command
-    that runs it."""
+    """Runs Python source in a process of its own, with this module imported as `t`. Its stdin and stdout are pipes of text.
+    `prefix`: a command that runs it."""
     source = f"import sys; sys.path.insert(0, {str(HERE)!r}); import native_tools as t\n" + script
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", source, *map(str, arguments)],

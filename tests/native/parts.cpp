@@ -38,6 +38,43 @@ int32_t directory_find(const void* entries, uint32_t num_entries, const uint32_t
   return static_cast<int32_t>(slots.size());
 }
 
+// Slots 0 to 15 are there all the time, hash 5 + slot % 3: the writer erases and inserts them in one change, and others around them...
+void directory_write(void* entries, uint32_t num_entries, uint32_t* version, uint64_t num_changes) {
+  hsx::DirectoryWriter writer(static_cast<hsx::DirectoryEntry*>(entries), num_entries, version);
+  uint64_t random = 1, hashes[16] = {};
+  for (uint64_t i = 0; i < num_changes; ++i) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    uint32_t number = random >> 60, slot = 16 + number;
+    hsx::DirectoryWriter::Change change(writer);
+    if (i % 2) {
+      change.erase(5 + number % 3, number);
+      change.insert(5 + number % 3, number);
+    } else if (hashes[number] != 0) {
+      change.erase(hashes[number], slot);
+      hashes[number] = 0;
+    } else {
+      hashes[number] = 4 + (random >> 40) % 6 + num_entries * ((random >> 50) % 2 + 1);
+      change.insert(hashes[number], slot);
+    }
+  }
+}
+// ...and the reader, until *stop, must find exactly them. Returns looks, or -1 for a wrong one; *unstable counts those that gave up.
+int64_t directory_watch(const void* entries, uint32_t num_entries, const uint32_t* version, const uint32_t* stop, uint64_t* unstable) {
+  std::vector<uint32_t> slots;
+  int64_t looks = 0;
+  for (; __atomic_load_n(stop, __ATOMIC_ACQUIRE) == 0; ++looks) {
+    uint32_t kind = looks % 3, expected = kind == 0 ? 6 : 5;
+    if (!hsx::directory_lookup(static_cast<const hsx::DirectoryEntry*>(entries), num_entries, version, 5 + kind, &slots)) {
+      ++*unstable;
+      continue;
+    }
+    uint32_t seen = 0;
+    for (uint32_t slot : slots) seen |= slot < 16 && slot % 3 == kind ? 1u << slot : 1u << 31;
+    if (slots.size() != expected || static_cast<uint32_t>(__builtin_popcount(seen)) != expected || seen >> 31) return -1;
+  }
+  return looks;
+}
+
 int has_kernels(const char* name) { return hsx::find_kernels(name) != nullptr; }
 uint64_t digest_row(const char* name, uint8_t* dst, const uint8_t* src, uint64_t bytes, int stream) {
   return hsx::find_kernels(name)->digest(dst, src, bytes, stream != 0);

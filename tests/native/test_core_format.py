@@ -29,7 +29,7 @@ def test_arena_header(path):
         directory, entries, entry_bytes = field(data, 48, "Q"), field(data, 56, "I"), field(data, 60, "I")
         region, region_bytes = field(data, 64, "Q"), field(data, 72, "Q")
         assert (num_slots, slot_bytes, entries, entry_bytes) == (100, 64, 256, 16)
-        assert 4096 <= slots
+        assert slots >= 4096
         assert slots + 64 * 100 <= directory
         assert directory + 16 * 256 <= region
         assert region % 4096 == 0

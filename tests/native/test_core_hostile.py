@@ -43,7 +43,10 @@ def sample_files(path):
     arena.begin(b"open", 100)
     with open(path + ".arena", "rb") as file:
         data = file.read()
-    ack = open(path + ".ack", "rb").read()  # drops this process's locks, which this arena does not need any more
+    with open(
+        path + ".ack", "rb"
+    ) as file:  # to close it drops this process's locks, which this arena does not need any more
+        ack = file.read()
     arena.close()
     for suffix in (".arena", ".ack"):
         if os.path.exists(path + suffix):

@@ -303,8 +303,18 @@ child = os.fork()
 if child == 0:
     codes = []
     for call in (
-        lambda: a.begin(b"x"), lambda: a.copies([t.copy_of(slot, b"12345678")]), lambda: a.seal(slot), lambda: a.wait(1, 1), lambda: a.stats(),
-        lambda: a.wait_space(1), lambda: a.data(slot), lambda: r.lease(b"k"), lambda: r.release(lease), lambda: r.alive(), lambda: a.close(), lambda: r.close(),
+        lambda: a.begin(b"x"),
+        lambda: a.copies([t.copy_of(slot, b"12345678")]),
+        lambda: a.seal(slot),
+        lambda: a.wait(1, 1),
+        lambda: a.stats(),
+        lambda: a.wait_space(1),
+        lambda: a.data(slot),
+        lambda: r.lease(b"k"),
+        lambda: r.release(lease),
+        lambda: r.alive(),
+        lambda: a.close(),
+        lambda: r.close(),
     ):
         try:
             call()

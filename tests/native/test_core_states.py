@@ -360,6 +360,17 @@ def test_close_without_unread_samples_removes_the_files(path):
         assert bytes_of(lease) == b"1"
 
 
+def test_close_removes_only_its_own_files(path):
+    arena = Producer(path)
+    os.rename(path + ".arena", path + ".moved")
+    with open(path + ".arena", "w") as file:
+        file.write("somebody else's")
+    arena.close()
+    assert sorted(os.listdir(os.path.dirname(path))) == sorted(
+        os.path.basename(path) + end for end in (".arena", ".moved")
+    )
+
+
 def test_close_with_unread_samples_keeps_them_and_gives_the_rest_back(path):
     arena = Producer(path, capacity=16 << 20)
     payload = os.urandom(3_000_000)
@@ -512,7 +523,7 @@ def test_create_under_a_profilers_timer(path):
     """Each signal interrupts fallocate, and on tmpfs an interrupted one starts from nothing."""
     ticks = []
     before = signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     try:
         Producer(path, capacity=300 << 20).close()
     finally:
