@@ -122,17 +122,18 @@ def top(store: str, interval: float, once: bool) -> None:
 
 
 def _arena_table(url: StoreUrl, found: list[ArenaReport]) -> Table:
+    """Fits 80 columns."""
     table = Table(title=f"{url}, {len(found)} arena{'s' * (len(found) != 1)}", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("server", "rank", "state", "used", "ready", "open", "failed", "unread", "reader", "age"):
-        table.add_column(
-            name, justify="right" if name in ("used", "ready", "open", "failed", "unread", "age") else "left"
-        )
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    for name in ("server", "rank", "state", "used", "of", "open", "unread", "failed", "reader", "age"):
+        left = name in ("server", "rank", "state", "reader")
+        table.add_column(name, justify="left" if left else "right", overflow="fold" if name == "server" else "ellipsis")
     for arena in found:
         style = {"alive": "green", "closed": "yellow"}.get(arena.state, "red")
-        used = f"{arena.used_bytes / arena.capacity_bytes:.0%} of {size(arena.capacity_bytes)}"
         table.add_row(
-            *(arena.instance, arena.rank, Text(arena.state, style=style), used),
-            *map(str, (arena.num_ready, arena.num_open, arena.num_failed, arena.num_unread)),
+            *(arena.instance, arena.rank, Text(arena.state, style=style)),
+            *(f"{arena.used_bytes / arena.capacity_bytes:.0%}", size(arena.capacity_bytes)),
+            *map(str, (arena.num_open, arena.num_unread, arena.num_failed)),
             *("yes" if arena.readers else "none", age(arena.age_s)),
         )
     return table

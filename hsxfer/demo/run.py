@@ -26,7 +26,7 @@ from hsxfer.demo.feed import TrainerProcess
 from hsxfer.demo.screen import TrainingScreen, show_comparison
 from hsxfer.demo.server import DemoError, Server
 from hsxfer.demo.text import find_model, load_prompts
-from hsxfer.transports.shm import reclaim, store_dir
+from hsxfer.transports.shm import store_dir
 
 IN_FLIGHT = 8
 NUM_SET_ASIDE = 8
@@ -97,10 +97,8 @@ def _servers(plan: Plan, model_dir: Path, logs: Path, url: str, stack: contextli
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(Server.stop, servers))
-        # sglang ends its ranks with SIGKILL, so they could not close what they had open.
-        reclaim(store_dir(store), unread_too=True)
-        with contextlib.suppress(OSError):
-            os.rmdir(store_dir(store))
+        # What the ranks left unread, or could not close because they were killed.
+        shutil.rmtree(store_dir(store), ignore_errors=True)
 
     stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
     stack.callback(stop)
