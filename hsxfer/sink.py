@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _native
-from .arena import WAIT_SLICE_S, Arena, check_not_forked
+from .arena import WAIT_SLICE_S, check_not_forked
 from .config import Options
 from .errors import ConfigError, HandleError, StoreFull, TransportUnavailable
-from .foreign import HOST
 from .handle import (
     Handle,
     TensorSpec,
@@ -30,15 +29,13 @@ from .handle import (
 from .layout import Layout, encode_head, place
 from .outbox import Outbox
 from .ranks import Rank, part_rows, senders
-from .tensors import Rows, cuda_device_in_use, rows_of
-from .ticket import Plan, Ticket
+from .tensors import Rows, rows_of
+from .ticket import Ticket
 from .transports import resolve
 
 log = logging.getLogger("hsxfer")
 
 Shapes = Mapping[str, tuple[Iterable[int], str]]
-
-_BATCH = 64  # writes from a GPU in a submission: a copy of 400 KB takes longer than preparing the next one does
 
 
 class Sink:
@@ -48,7 +45,7 @@ class Sink:
     """
 
     def __init__(
-        self, options: Options, rank: Rank, ranks: tuple[str, ...], arena: Arena | None, identity: Mapping[str, Any]
+        self, options: Options, rank: Rank, ranks: tuple[str, ...], outbox: Outbox | None, identity: Mapping[str, Any]
     ) -> None:
         self.options = options
         self.rank = rank
@@ -56,14 +53,13 @@ class Sink:
         self.store: str = identity["store"]
         self.instance: str = identity["instance"]
         self._identity = identity
-        self._arena = arena
-        self._outbox = Outbox(arena) if arena is not None else None
+        self._outbox = outbox
+        self._arena = outbox.arena if outbox is not None else None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._tickets: dict[int, Ticket] = {}
         self._num_puts = self._num_writes = self._num_dropped = self._num_refused = self._num_keys = 0
         self._warned_unread = False
-        self._attached = {HOST}
         self._closed = False
         _open_sinks.add(self)
 
@@ -286,49 +282,15 @@ class Sink:
                 ticket.check(name, start, rows)
             if self.options.encode != "none":
                 writes = [(ticket, name, start, ticket.encode(name, rows)) for ticket, name, start, rows in writes]
-            for device in {rows.device for _, _, _, rows in writes} - self._attached:
-                self._attach(device)
-            owners = [rows.owner for _, _, _, rows in writes]
-            batches: dict[tuple[int, int], list[Plan]] = {}
-            for ticket, name, start, rows in writes:
-                if plan := ticket.plan(name, start, rows):
-                    plans = batches.setdefault((rows.device, rows.stream), [])
-                    plans.append(plan)
-                    if len(plans) == _BATCH and rows.device != HOST:
-                        self._submit(plans, owners, rows.device, rows.stream)
-                        plans.clear()
-            for (device, stream), plans in batches.items():
-                self._submit(plans, owners, device, stream)
+            if self._outbox is not None:
+                self._outbox.attach({rows.device for _, _, _, rows in writes})
+                planned = (
+                    (plan, rows.device, rows.stream)
+                    for ticket, name, start, rows in writes
+                    if (plan := ticket.plan(name, start, rows))
+                )
+                self._outbox.submit(planned, [rows.owner for _, _, _, rows in writes])
             self._num_writes += len(writes)
-
-    def _submit(self, plans: list[Plan], owners: list[Any], device: int, stream: int) -> None:
-        if plans and self._outbox is not None:
-            self._outbox.submit(plans, owners, device, stream)
-
-    def _attach(self, device: int) -> None:
-        if self._arena is None:
-            return
-        if self.options.device == "cpu":
-            raise ConfigError(f"{self.store} was opened with device=cpu: it takes no tensors from cuda:{device}")
-        warning = self._arena.attach(device)
-        self._attached.add(device)
-        if warning:
-            log.warning(
-                "%s: the arena's %d bytes could not be pinned, copies from cuda:%d run at a fifth of the speed (%s). Raise the limit on "
-                "locked memory (ulimit -l), or choose a smaller capacity",
-                *(self.store, self._arena.capacity_bytes, device, warning),
-            )
-
-    def prepare(self) -> None:
-        """Pins the arena for the URL's `device`, or for the one that torch uses here; otherwise the first tensor from a GPU does."""
-        device = self.options.device
-        if device.startswith("cuda:"):
-            self._attach(int(device.removeprefix("cuda:")))
-        elif device == "auto" and (current := cuda_device_in_use()) is not None:
-            try:
-                self._attach(current)
-            except TransportUnavailable as error:
-                log.info("%s takes tensors from host memory only: %s", self.store, error)
 
     def _seal(self, ticket: Ticket, tail: bytes, failed: bool) -> None:
         check_not_forked(self._pid, "sink")
@@ -391,14 +353,15 @@ def open_sink(
         Handle.from_json(Handle(key="k", rows=(0, 0), tensors={"x": TensorSpec("int8", (0,))}, **identity).to_dict())
     except HandleError as error:
         raise ConfigError(str(error)) from None
-    arena = transport.open_arena(parsed, instance, rank.label) if rank.label in ranks else None
-    sink = Sink(parsed.options, rank, ranks, arena, identity)
-    try:
-        sink.prepare()
-    except TransportUnavailable:
-        sink.close()
-        raise
-    return sink
+    outbox = None
+    if rank.label in ranks:
+        outbox = Outbox(transport.open_arena(parsed, instance, rank.label), str(parsed), parsed.options.device)
+        try:
+            outbox.prepare()
+        except TransportUnavailable:
+            outbox.close()
+            raise
+    return Sink(parsed.options, rank, ranks, outbox, identity)
 
 
 # Not weak: a sink that its owner forgot still closes in order at the end, or its consumers would take the producer for dead.

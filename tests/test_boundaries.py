@@ -33,10 +33,9 @@ CORE = {
     "_native": {"errors"},
     "arena": {"errors", "_native"},
     "ticket": {"errors", "encoding", "_native", "handle", "layout", "ranks", "tensors"},
-    "outbox": {"errors", "_native", "arena", "ticket"},
+    "outbox": {"errors", "foreign", "_native", "arena", "tensors", "ticket"},
     "sink": {
         "errors",
-        "foreign",
         "_native",
         "config",
         "handle",
