@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +31,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     running = Servers(tmp_path_factory.mktemp("servers"))
     yield running
     running.stop()
+    # Killed servers leave their arenas, and no later one of this store reclaims them.
+    for left in Path("/dev/shm").glob(f"hsxfer-{os.getuid()}-{STORE.removeprefix('shm://')}*"):
+        shutil.rmtree(left)
 
 
 @pytest.fixture(scope="session")
