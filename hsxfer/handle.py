@@ -145,11 +145,9 @@ class Handle:
                 "the reply holds no hidden states: the request did not ask for them (return_hidden_states=True), or this "
                 "endpoint drops them"
             )
-        if isinstance(found, Mapping):
-            return cls.from_json(found)
-        if isinstance(found, str):
-            return cls.from_json(found)
         first = found[0] if isinstance(found, list) else found
+        if isinstance(first, Mapping) and set(first) == {"error"}:
+            raise HandleError(f"the server gave no handle: {_short(first['error'])}")
         if isinstance(first, str | Mapping):
             return cls.from_json(first)
         if isinstance(first, list | float):

@@ -224,3 +224,8 @@ def test_token_ids_of_another_kind(ids: Any) -> None:
 def test_the_hash_of_token_ids_is_blake2b_of_little_endian_int64() -> None:
     expected = hashlib.blake2b(np.array([5, 6], "<i8").tobytes(), digest_size=8).hexdigest()
     assert token_hash(token_ids_array([5, 6])) == expected
+
+
+def test_a_server_that_could_not_take_a_request_says_why():
+    with pytest.raises(HandleError, match="no handle: 'the log says why'"):
+        Handle.from_meta_info({"hidden_states": [{"error": "the log says why"}]})
