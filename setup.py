@@ -103,7 +103,9 @@ class BuildLibrary(build_ext):
             target = objects / (Path(source).stem + ".o")
             newest = max(os.path.getmtime(path) for path in [source, *shared])
             if not target.exists() or target.stat().st_mtime < newest:
-                subprocess.run([compiler, *COMPILE, "-c", source, "-o", str(target)], check=True)
+                fresh = target.with_suffix(f".{os.getpid()}.o")  # two builds may run at once
+                subprocess.run([compiler, *COMPILE, "-c", source, "-o", str(fresh)], check=True)
+                fresh.replace(target)
             return str(target)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -112,8 +114,9 @@ class BuildLibrary(build_ext):
         library = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(library), exist_ok=True)
         # Under another name first: a process that has the library mapped keeps the old one.
-        subprocess.run([compiler, *built, *LINK, "-o", library + ".new"], check=True)
-        os.replace(library + ".new", library)
+        fresh = f"{library}.{os.getpid()}"
+        subprocess.run([compiler, *built, *LINK, "-o", fresh], check=True)
+        os.replace(fresh, library)
 
     def embed_kernels(self, compiler, objects):
         nvcc, fatbin = find_nvcc(), objects / "kernels.fatbin"

@@ -42,6 +42,7 @@ class Producer:
         )
         check(LIB.hsx_arena_create(byref(options), byref(self.handle)))
         self.last = 0
+        self.sources = []
 
     def begin(self, key, num_bytes=0, head=b"{}", payload=None, tail_capacity=256, consumers=1):
         slot = _native.Slot()
@@ -51,7 +52,7 @@ class Producer:
         return slot
 
     def copy(self, slot, data, offset=0):
-        """Bytes that outlive the copy: the caller keeps them."""
+        self.sources.append(data)  # until it is copied; for `copies` the caller keeps them
         return self.copies([copy_of(slot, data, offset)])
 
     def copies(self, copies):
@@ -84,6 +85,8 @@ class Producer:
     def wait(self, number=None, timeout_s=10.0):
         done = ctypes.c_uint64()
         check(LIB.hsx_wait_done(self.handle, (number or self.last) - 1, int(timeout_s * 1e6), byref(done)))
+        if done.value >= self.last:
+            self.sources.clear()
         return done.value
 
     def wait_space(self, timeout_s):
@@ -101,6 +104,7 @@ class Producer:
 
     def close(self):
         check(LIB.hsx_arena_close(self.handle))
+        self.sources.clear()
 
     def __enter__(self):
         return self
