@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -123,8 +122,8 @@ def top(store: str, interval: float, once: bool) -> None:
 
 def _arena_table(url: StoreUrl, found: list[ArenaReport]) -> Table:
     """Fits 80 columns."""
-    table = Table(title=f"{url}, {len(found)} arena{'s' * (len(found) != 1)}", title_justify="left", box=SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    title = f"{url}, {len(found)} arena{'s' * (len(found) != 1)}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("server", "rank", "state", "used", "of", "open", "unread", "failed", "reader", "age"):
         left = name in ("server", "rank", "state", "reader")
         table.add_column(name, justify="left" if left else "right", overflow="fold" if name == "server" else "ellipsis")

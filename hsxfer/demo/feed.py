@@ -86,6 +86,10 @@ class TrainerProcess:
             heard = time.monotonic()
             yield told
 
+    @property
+    def status(self) -> int | None:
+        return self._process.returncode
+
     def log_tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
 
