@@ -303,6 +303,24 @@ def test_a_producer_that_closes_ends_the_waits_for_what_never_comes(store: str, 
         peer.result(LIVELY_S)
 
 
+def test_acknowledging_meets_the_sample_that_was_read(store: str) -> None:
+    """Between the look and the acknowledgement others may use the sample up, and a newer one may come under its key."""
+    with hsxfer.open_sink(store + "?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
+        handle = sink.put({"x": pattern(1, SHAPE)}, "k")
+        acknowledge = source._acknowledge
+
+        def late(reader: Any, name: bytes, held: Any) -> None:
+            source._acknowledge = acknowledge  # type: ignore[method-assign]
+            with hsxfer.open_source(store) as other:
+                other.get(handle).release()
+            sink.put({"x": pattern(2, SHAPE)}, "k")
+            acknowledge(reader, name, held)
+
+        source._acknowledge = late  # type: ignore[method-assign]
+        with pytest.raises(hsxfer.SampleLost, match="consumed"):
+            source.get(handle, framework="numpy")
+
+
 # ---- what the dead leave ----------------------------------------------------------------------------------------------------
 
 
