@@ -67,8 +67,9 @@ void Arena::finish_seal(hsx_slot slot, bool failed) {
 // What a failed sample keeps is its description.
 void Arena::drop_data(uint32_t index) {
   SlotInfo& info = slots_[index];
-  extent(info).data_bytes = 0;
-  store_relaxed(files_.view.slot(index).extent_bytes, info.data_offset);
+  // In this order: who has an early lease and sees the shorter extent sees no data in it.
+  store_relaxed(extent(info).data_bytes, 0u);
+  store_release(files_.view.slot(index).extent_bytes, info.data_offset);
   extents_.release(info.extent_offset + info.data_offset, info.extent_bytes - info.data_offset);
   info.extent_bytes = info.data_offset;
   info.data_bytes = 0;

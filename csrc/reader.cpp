@@ -24,30 +24,31 @@ struct Description {
 bool describe(const ArenaView& view, uint32_t index, Description* out) {
   const SlotHeader& slot = view.slot(index);
   uint64_t region_bytes = view.geometry().region_bytes;
-  uint64_t offset = load_relaxed(slot.extent_offset), bytes = load_relaxed(slot.extent_bytes);
+  uint64_t offset = load_relaxed(slot.extent_offset), bytes = load_acquire(slot.extent_bytes);
   if (offset % kAlignBytes != 0 || offset > region_bytes || bytes > region_bytes - offset ||
       bytes < sizeof(ExtentHeader))
     return false;
   const uint8_t* base = view.region() + offset;
-  ExtentHeader extent;
-  std::memcpy(&extent, base, sizeof extent);
+  auto& shared = *reinterpret_cast<const ExtentHeader*>(base);
+  const uint32_t tail_offset = load_relaxed(shared.tail_offset);
+  const uint32_t tail_capacity = load_relaxed(shared.tail_capacity_bytes);
+  const uint64_t data_offset = load_relaxed(shared.data_offset);
   out->generation = load_relaxed(slot.generation);
   out->sequence = load_relaxed(slot.sequence);
   out->consumers = load_relaxed(slot.consumers);
   out->key_bytes = load_relaxed(slot.key_bytes);
   out->head_bytes = load_relaxed(slot.head_bytes);
   out->tail_bytes = load_relaxed(slot.tail_bytes);
-  out->data_bytes = extent.data_bytes;
-  out->payload_bytes = extent.payload_bytes;
+  out->data_bytes = load_relaxed(shared.data_bytes);
+  out->payload_bytes = load_relaxed(shared.payload_bytes);
   uint64_t description = sizeof(ExtentHeader) + uint64_t{out->key_bytes} + out->head_bytes;
-  if (description > extent.tail_offset || out->tail_bytes > extent.tail_capacity_bytes ||
-      uint64_t{extent.tail_offset} + extent.tail_capacity_bytes > bytes || extent.data_offset > bytes ||
-      extent.data_bytes > bytes - extent.data_offset || extent.payload_bytes > region_bytes)
+  if (description > tail_offset || out->tail_bytes > tail_capacity || uint64_t{tail_offset} + tail_capacity > bytes ||
+      data_offset > bytes || out->data_bytes > bytes - data_offset || out->payload_bytes > region_bytes)
     return false;
   out->key = base + sizeof(ExtentHeader);
   out->head = out->key + out->key_bytes;
-  out->tail = base + extent.tail_offset;
-  out->data = base + extent.data_offset;
+  out->tail = base + tail_offset;
+  out->data = base + data_offset;
   return true;
 }
 
