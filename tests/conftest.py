@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from peer import Peer
-
-SHM = Path("/dev/shm")
+from stores import new_store
 
 # Runs that others can repeat, whatever the machine's load.
 settings.register_profile("hsxfer", deadline=None, max_examples=40, derandomize=True, database=None)
 settings.load_profile("hsxfer")
-
-
-@contextlib.contextmanager
-def new_store() -> Iterator[str]:
-    """The URL of a store that nobody else uses; what is left of it is removed."""
-    name = f"test-{secrets.token_hex(6)}"
-    try:
-        yield f"shm://{name}"
-    finally:
-        shutil.rmtree(store_dir(f"shm://{name}"), ignore_errors=True)
-
-
-def store_dir(url: str) -> Path:
-    return SHM / f"hsxfer-{os.geteuid()}-{url.removeprefix('shm://').partition('?')[0]}"
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import store_dir
 from peer import Peer, in_child, pattern, told, wait_for
+from stores import store_dir
 
 import hsxfer
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import store_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from peer import pattern, wait_for
+from stores import store_dir
 
 import hsxfer
 from hsxfer import _native

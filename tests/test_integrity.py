@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import store_dir
 from peer import pattern, wait_for
+from stores import store_dir
 
 import hsxfer
 

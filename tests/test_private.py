@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import store_dir
 from peer import Peer, fetch, pattern, told
+from stores import store_dir
 
 import hsxfer
 

@@ -1,6 +1,6 @@
 """Shared memory passes what every transport passes."""
 
-from conftest import new_store
+from stores import new_store
 from transport_suite import TransportSuite
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import store_dir
 from peer import Peer, fetch, pattern, source_of, told, wait_for
+from stores import store_dir
 
 import hsxfer
 

@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
-from conftest import store_dir
 from gpu import random_rows, same, slow_stream, torch
 from peer import told
+from stores import store_dir
 
 import hsxfer
 from hsxfer.fetch import stream_of

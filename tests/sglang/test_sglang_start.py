@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import STORE, Stock
+from reference import STORE, Stock
 from servers import Config, Servers
 
 import hsxfer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import BIT_LENGTHS, STORE, Reference, Stock, prompt
+from reference import BIT_LENGTHS, STORE, Reference, Stock, prompt
 from servers import Config, Servers
 
 import hsxfer
