@@ -75,9 +75,7 @@ class TrainerProcess:
             try:
                 told = self._told.get(timeout=0.5)
             except queue.Empty:
-                for future in self._sent:
-                    if future.done() and not future.cancelled():
-                        future.result()
+                self._check_sent()
                 if time.monotonic() - heard > STALL_S:
                     raise DemoError(f"nothing from the trainer for {STALL_S:g} s:\n{self.log_tail()}") from None
                 continue
@@ -85,6 +83,16 @@ class TrainerProcess:
                 return
             heard = time.monotonic()
             yield told
+
+    def _check_sent(self) -> None:
+        """Raises what a prompt met; once all are through, lets the trainer know that no more comes: it may have left some out."""
+        for future in self._sent:
+            if future.done() and not future.cancelled():
+                future.result()
+        if all(future.done() for future in self._sent):
+            assert self._process.stdin is not None
+            with self._lock, contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     @property
     def status(self) -> int | None:

@@ -32,7 +32,7 @@ IN_FLIGHT = 8
 NUM_SET_ASIDE = 8
 NUM_COMPARED = 48
 CAPACITY = "8MiB"  # some fifty samples: the server waits for the trainer, not the other way round
-COMPARE_S = 45.0
+COMPARE_S = 60.0
 NEEDS = ("sglang", "torch", "tokenizers", "safetensors")
 
 

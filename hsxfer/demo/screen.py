@@ -9,7 +9,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,9 +18,9 @@ class TrainingScreen:
     """A bar with the figures of the newest step; a line whenever the draft head was held to the prompts set aside."""
 
     def __init__(self, console: Console, steps: int) -> None:
+        # Fits 80 columns.
         self._bar = Progress(
-            *(TextColumn("training"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn()),
-            TextColumn("{task.fields[figures]}"),
+            *(BarColumn(10), MofNCompleteColumn(), TextColumn("{task.fields[figures]}")),
             console=console,
             disable=not console.is_terminal,
         )
@@ -37,13 +37,12 @@ class TrainingScreen:
     def show(self, progress: dict[str, Any], totals: dict[str, float]) -> None:
         """`progress`: what the trainer told of a step. `totals`: samples_per_s, num_bytes and arena_use (0 to 1)."""
         step = int(progress["step"])
-        moved = f"{totals['samples_per_s']:.1f} samples/s, {totals['num_bytes'] / 1e9:.4f} GB moved"
-        arena = f"arena {totals['arena_use']:.0%}"
+        moved = f"{totals['samples_per_s']:.0f} samples/s  {totals['num_bytes'] / 1e9:.3f} GB  arena {totals['arena_use']:.0%}"
         if "held_out_loss" in progress:
-            loss = f"loss {progress['held_out_loss']:.3f}, top-1 {progress['held_out_agreement']:.1%}"
-            self._bar.console.print(f"  step {step:>4}  {loss}  [dim]{moved}, {arena}[/dim]", soft_wrap=True)
+            loss = f"loss {progress['held_out_loss']:.3f}  top-1 {progress['held_out_agreement']:.1%}"
+            self._bar.console.print(f"  step {step:>4}  {loss}  [dim]{moved}[/dim]", soft_wrap=True)
         if "loss" in progress:
-            figures = f"loss {progress['loss']:.3f}  top-1 {progress['agreement']:.1%}  {moved}  {arena}"
+            figures = f"loss {progress['loss']:.3f}  top-1 {progress['agreement']:.0%}  {moved}"
             self._bar.update(self._task, completed=step, figures=figures)
 
 
