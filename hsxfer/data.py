@@ -80,6 +80,7 @@ class SampleDataset(Generic[T]):
         with open_source(self.url) as source:
             for handle, fetched in _Fetcher(source, _worker_share(self.handles), self.depth, self._options):
                 if isinstance(fetched, Sample):
+                    fetched.used_here()  # not on the stream of the thread that fetched it
                     with fetched as sample:
                         yield transform(sample)
                 elif self._on_error is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,16 +81,17 @@ def test_a_process_of_its_own_learns_from_shared_memory(sink: hsxfer.Sink, model
 
 def test_a_failed_sample_is_left_out_and_told_of(sink: hsxfer.Sink, model_dir: Path) -> None:
     server = FakeServer(sink)
-    original, calls = server.generate, iter(range(1000))
+    original, calls, turn = server.generate, iter(range(1000)), threading.Lock()
 
     def sometimes(token_ids: list[int], hidden_states: bool) -> bytes:
-        server.fail = next(calls) == 6
-        return original(token_ids, hidden_states)
+        with turn:
+            server.fail = next(calls) == 6
+            return original(token_ids, hidden_states)
 
     server.generate = sometimes  # type: ignore[method-assign]
     told = train(server, sink, model_dir, 2, prompts(8))
     assert [one.get("num_samples") for one in told] == [None, 4, 3]
-    assert "left out: sample 'put-7' failed: no luck" in (model_dir / "log").read_text()
+    assert re.search("left out: sample 'put-.' failed: no luck", (model_dir / "log").read_text())
 
 
 def test_what_goes_wrong_with_feeding_ends_it(
@@ -109,7 +112,7 @@ def test_what_goes_wrong_with_feeding_ends_it(
 
 def test_a_silent_trainer_is_given_up(sink: hsxfer.Sink, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "STALL_S", 0.1)
-    with pytest.raises(DemoError, match="nothing from the trainer for 0.1 s"):
+    with pytest.raises(DemoError, match=r"nothing from the trainer for 0\.1 s"):
         train(FakeServer(sink), sink, model_dir, 10**6, [])
 
 
