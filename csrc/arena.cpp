@@ -80,13 +80,17 @@ hsx_slot Arena::begin(const hsx_sample_spec& spec) {
   return {slot.generation, index, 0};
 }
 
+bool Arena::has_key(const SlotInfo& slot, const hsx_sample_spec& spec) const {
+  return slot.key_bytes == spec.key_bytes && std::memcmp(&extent(slot) + 1, spec.key, spec.key_bytes) == 0;
+}
+
+// A sample that failed may be tried again under its key.
 void Arena::check_key_unused(const hsx_sample_spec& spec, uint64_t hash) {
   bool swept = false;
   for (uint32_t index : directory_.find(hash)) {
     const SlotInfo& slot = slots_[index];
     auto same = [&] {
-      return slot.phase != kDraining && slot.phase != kGone && slot.key_bytes == spec.key_bytes &&
-             std::memcmp(&extent(slot) + 1, spec.key, spec.key_bytes) == 0;
+      return slot.phase != kDraining && slot.phase != kGone && slot.phase != kBroken && has_key(slot, spec);
     };
     if (same() && !swept) {
       sweep_locked();  // it may have been acknowledged since
@@ -145,10 +149,14 @@ bool Arena::failed_make_room(uint64_t bytes) {
 bool Arena::recycle_oldest_failed() {
   uint32_t index = slots_.first(kBroken);
   if (index == kNoSlot) return false;
+  recycle(index);
+  return true;
+}
+
+void Arena::recycle(uint32_t index) {
   retire(index, kRecycled);
   drain(index);
   ++counts_.num_recycled;
-  return true;
 }
 
 // Everything of the slot but what the caller put into its SlotInfo. Readers may look at any moment; they believe nothing before `open`.
@@ -201,6 +209,8 @@ void Arena::describe(uint32_t index, const hsx_sample_spec& spec, uint64_t hash)
   auto* description = reinterpret_cast<uint8_t*>(&at + 1);
   std::memcpy(description, spec.key, spec.key_bytes);
   if (spec.head_bytes > 0) std::memcpy(description + spec.key_bytes, spec.head, spec.head_bytes);
+  for (uint32_t other : directory_.find(hash))
+    if (slots_[other].phase == kBroken && has_key(slots_[other], spec)) recycle(other);
   {
     DirectoryWriter::Change change(directory_);
     if (was_listed) change.erase(old_hash, index);

@@ -61,7 +61,9 @@ class Arena {
   void plan_copy(const hsx_copy& copy, size_t number, CopyPlan* plan);
   uint32_t take_slot();
   uint64_t take_extent(uint64_t bytes);
+  bool has_key(const SlotInfo& slot, const hsx_sample_spec& spec) const;
   bool recycle_oldest_failed();
+  void recycle(uint32_t index);
   bool failed_make_room(uint64_t bytes);
   void describe(uint32_t index, const hsx_sample_spec& spec, uint64_t hash);
   void set_state(uint32_t index, State state, bool wake);

@@ -1,7 +1,7 @@
 // hsxfer's C ABI. Formats: docs/format.md. Loaded with ctypes (hsxfer/_native.py), so only plain types cross it.
 //
 // Every call that can fail returns an hsx_code; hsx_last_error() then gives the sentence, per thread. Handles come from *_create or
-// *_open and go to *_close once; no other call may use them afterwards. After fork() the child gets HSX_E_FORKED from every call.
+// *_open and go to *_close once; no other call may use them afterwards. In a forked child they give HSX_E_FORKED; it may open its own.
 // "wait_" calls may block up to timeout_us (0: look once); "submit_" calls queue and return; the rest take microseconds.
 #ifndef HSXFER_H
 #define HSXFER_H

@@ -364,6 +364,12 @@ class TransportSuite:
         sink.put({"x": second}, "k")  # the first is consumed, its key free
         assert consumer(fetch, url, "k")["x"] == told(second)
 
+    def test_a_failed_sample_may_be_tried_again(self, url: str, sink: hsxfer.Sink, consumer: Peer) -> None:
+        sink.begin("k", {"x": ((3, 3), "float64")}).abort("no luck")
+        sink.flush()
+        sink.put({"x": np.ones((3, 3))}, "k")
+        assert consumer(fetch, url, "k")["x"] == told(np.ones((3, 3)))
+
     @pytest.mark.parametrize("index", range(6))
     def test_a_fake_engine_in_disorder(self, url: str, consumer: Peer, index: int) -> None:
         shapes = [
