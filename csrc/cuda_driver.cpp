@@ -14,13 +14,6 @@ namespace {
 
 constexpr CUresult kAlreadyRegistered = 712;
 
-bool is_brief(const std::vector<CopyOp>& ops) {
-  constexpr uint64_t kFewPieces = 8;
-  uint64_t num_pieces = 0;
-  for (const CopyOp& op : ops) num_pieces += op.marks == nullptr ? 1 : op.num_rows / op.rows_per_mark + 1;
-  return num_pieces <= kFewPieces;
-}
-
 }  // namespace
 
 CudaDriver::CudaDriver(uint32_t ordinal, bool pinned)
@@ -92,27 +85,13 @@ uint64_t CudaDriver::submit(std::vector<CopyOp> ops, void* stream) {
   } else {
     batch.error = device_.sentence(result, "cuCtxPushCurrent");
   }
-  bool brief = mapped_ && is_brief(batch.ops);
-  Batch* newest;
   uint64_t number;
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    queued_here_ = brief && num_queued_ == num_submitted_;
     batches_.push_back(std::move(batch));
-    newest = &batches_.back();
     number = ++num_submitted_;
   }
-  if (!queued_here_) {
-    submitted_.notify_one();
-    return number;
-  }
-  queue(*newest);
-  {
-    std::lock_guard<std::mutex> guard(mutex_);
-    queued_here_ = false;
-    ++num_queued_;
-  }
-  queued_.notify_one();
+  submitted_.notify_one();
   return number;
 }
 
@@ -166,7 +145,7 @@ CUresult CudaDriver::poll(CUevent event, uint64_t deadline) {
 void CudaDriver::run() {
   std::unique_lock<std::mutex> guard(mutex_);
   for (;;) {
-    submitted_.wait(guard, [&] { return !queued_here_ && (stopping_ || num_queued_ < num_submitted_); });
+    submitted_.wait(guard, [&] { return stopping_ || num_queued_ < num_submitted_; });
     if (num_queued_ == num_submitted_) return;
     Batch* batch = &batches_[batches_.size() - (num_submitted_ - num_queued_)];
     guard.unlock();

@@ -14,8 +14,8 @@
 
 namespace hsx {
 
-// submit() records an event on the caller's stream. A few copies it queues itself, in 10 us; for more it wakes a thread of ours: the 97
-// pieces of an 805 MB sample take 0.3 ms, which are not the engine's.
+// submit() records an event on the caller's stream and wakes a thread of ours, which queues the copies: for one tensor that takes it 40 us,
+// for 805 MB in pieces 150 us, which are not the engine's.
 class CudaDriver : public Driver {
  public:
   CudaDriver(uint32_t ordinal, bool pinned);
@@ -74,8 +74,7 @@ class CudaDriver : public Driver {
   uint64_t num_submitted_ = 0, num_queued_ = 0;
   std::vector<CUevent> spare_events_;
   bool stopping_ = false;
-  bool queued_here_ = false;  // the caller does the newest batch
-  std::thread thread_;        // last: it uses all of the above
+  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace hsx

@@ -78,11 +78,14 @@ def encode_torch(tensor: Any, encoding: str) -> Any:
     finite = values.isfinite()
     largest = values.abs().where(finite, torch.zeros(())).amax(1, keepdim=True) if width else values.new_zeros(rows, 1)
     largest = largest.clamp(min=_SMALLEST_MAX)
-    scaled = (values * (_FP8_MAX / largest)).clamp(-_FP8_MAX, _FP8_MAX).where(finite, torch.full((), torch.nan))
+    full = torch.full_like(
+        largest, _FP8_MAX
+    )  # a number over a tensor is a product with its reciprocal, which rounds twice
+    scaled = (values * (full / largest)).clamp(-_FP8_MAX, _FP8_MAX).where(finite, torch.full((), torch.nan))
     out = torch.zeros(rows, encoded_row_bytes("fp8", width), dtype=torch.uint8)
     out[:, :width] = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
     out[:, :width][~finite] = 0x7F
-    out[:, -4:] = (largest / _FP8_MAX).view(torch.uint8)
+    out[:, -4:] = (largest / full).view(torch.uint8)
     return out
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 from .arena import WAIT_SLICE_S, ArenaReader, Lease, ReaderClosed, check_not_forked
@@ -278,19 +279,28 @@ class _Deadline:
 
 
 def _prefetch(source: Source, handles: Iterable[HandleLike], depth: int, options: dict[str, Any]) -> Iterator[Sample]:
-    waiting = iter(handles)
+    waiting, turn, taken = iter(handles), threading.Condition(), 0
 
-    def fetch() -> Sample | None:
-        for handle in waiting:
-            return source.get(handle, **options)
-        return None
+    def fetch(number: int) -> Sample | None:
+        nonlocal taken
+        with turn:  # the number-th call takes the number-th handle
+            turn.wait_for(lambda: taken == number)
+            try:
+                handle = next(waiting, None)
+            finally:
+                taken += 1
+                turn.notify_all()
+        return None if handle is None else source.get(handle, **options)
 
-    pool = ThreadPoolExecutor(1, "hsxfer-prefetch")
-    ahead = deque(pool.submit(fetch) for _ in range(depth))
+    # To a GPU two at a time: while one sample's copies run the other is found, checked and queued behind them.
+    pool = ThreadPoolExecutor(1 if str(options.get("device", "cpu")) == "cpu" else min(2, depth), "hsxfer-prefetch")
+    numbers = count()
+    ahead = deque(pool.submit(fetch, next(numbers)) for _ in range(depth))
     try:
-        while ahead[0].result() is not None:
-            ahead.append(pool.submit(fetch))
-            ahead[0].result().used_here()  # type: ignore[union-attr] # not on the stream of the thread that fetched it
+        while (sample := ahead[0].result()) is not None:
+            sample.used_here()  # not on the stream of the thread that fetched it
+            del sample
+            ahead.append(pool.submit(fetch, next(numbers)))
             yield ahead.popleft().result()  # type: ignore[misc] # bound to no name here: only the loop holds it
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -24,8 +24,11 @@ class Consumer:
         self._process.stdout.readline()
 
     def ask(self, key: str, verify: bool) -> None:
+        self.send(f"{key} {int(verify)}")
+
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{key} {int(verify)}\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> tuple[float, int]:
@@ -50,10 +53,16 @@ def byte_sum(tensor: torch.Tensor) -> int:
 
 
 def main(url: str) -> None:
+    """Lines `KEY VERIFY`: one sample at a time. After a line `stream`, keys alone, two samples ahead of the answers."""
     torch.zeros(1, device="cuda")
     with hsxfer.open_source(url) as source:
         print("ready", flush=True)
         for line in sys.stdin:
+            if line == "stream\n":
+                for sample in source.prefetch((key.strip() for key in sys.stdin), device="cuda:0", depth=2):
+                    print(time.monotonic(), len(sample), flush=True)
+                    sample.release()
+                return
             key, verify = line.split()
             with source.get(key, device="cuda:0", verify=verify == "1") as sample:
                 landed = time.monotonic()

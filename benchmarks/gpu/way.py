@@ -48,10 +48,11 @@ def sustained(figures: Figures, url: str, duration_s: float) -> None:
         consumer.ask("warm", True)
         sink.put({"x": rows}, key="warm")
         consumer.answer()
+        consumer.send("stream")
         num_sent = num_got = most = 0
         start = time.monotonic()
         while time.monotonic() < start + duration_s:
-            consumer.ask(f"s{num_sent}", True)
+            consumer.send(f"s{num_sent}")
             sink.put({"x": rows}, key=f"s{num_sent}")
             num_sent += 1
             while num_sent - num_got > 6:
