@@ -12,8 +12,8 @@ from .handle import ITEM_BYTES, Handle, TensorSpec
 
 ALIGN_BYTES = 256  # a DMA-friendly start for every tensor
 MAX_HEAD_BYTES = 1 << 18  # a head is read at every get
-# Between two watermarks: 4 to 16 MB are as good, 1 MB costs a tenth of the way, 64 MB delay its end.
-MARKED_BYTES = 8 << 20
+# Between two watermarks: a reader on a GPU starts after so many, and ends so many behind.
+MARKED_BYTES = 16 << 20
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
