@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +16,16 @@ from hsxfer import ConfigError, SampleFailed, SampleLost
 from hsxfer.data import SampleDataset
 
 ROWS, WIDTH = 5, 3
-names = itertools.count()
 
 
 @pytest.fixture
-def sink(request: pytest.FixtureRequest) -> Iterator[hsxfer.Sink]:
-    name = f"test-data-{hsxfer.__name__}-{next(names)}-{time.time_ns() % 10**9}"
-    with hsxfer.open_sink(f"shm://{name}?capacity=1MiB") as sink:
+def url(tmp_path: Path) -> str:
+    return f"shm://data?capacity=1MiB&dir={tmp_path}"
+
+
+@pytest.fixture
+def sink(url: str) -> Iterator[hsxfer.Sink]:
+    with hsxfer.open_sink(url) as sink:
         yield sink
 
 
@@ -47,8 +50,8 @@ def wait_until(condition, what: str) -> None:
         time.sleep(0.01)
 
 
-def test_yields_copies_in_order_and_gives_the_memory_back(sink: hsxfer.Sink) -> None:
-    dataset = SampleDataset(sink.store, fill(sink, 10), framework="numpy")
+def test_yields_copies_in_order_and_gives_the_memory_back(sink: hsxfer.Sink, url: str) -> None:
+    dataset = SampleDataset(url, fill(sink, 10), framework="numpy")
     samples = list(dataset)
     assert [value(sample) for sample in samples] == list(range(10))
     assert [sample["key"] for sample in samples] == [f"k{number}" for number in range(10)]
@@ -56,9 +59,9 @@ def test_yields_copies_in_order_and_gives_the_memory_back(sink: hsxfer.Sink) -> 
     assert sink.stats()["used_bytes"] == 0
 
 
-def test_a_transform_gets_the_sample_without_a_copy(sink: hsxfer.Sink) -> None:
+def test_a_transform_gets_the_sample_without_a_copy(sink: hsxfer.Sink, url: str) -> None:
     handles = fill(sink, 3)
-    dataset = SampleDataset(sink.store, handles, transform=lambda sample: sample["x"], framework="numpy")
+    dataset = SampleDataset(url, handles, transform=lambda sample: sample["x"], framework="numpy")
     views = list(dataset)
     assert [int(view[0, 0]) for view in views] == [0, 1, 2]
     assert not any(view.flags.writeable for view in views)
@@ -67,23 +70,23 @@ def test_a_transform_gets_the_sample_without_a_copy(sink: hsxfer.Sink) -> None:
     wait_until(lambda: sink.stats()["used_bytes"] == 0, "the last view's death gives it back")
 
 
-def test_an_error_is_raised_at_its_sample(sink: hsxfer.Sink) -> None:
+def test_an_error_is_raised_at_its_sample(sink: hsxfer.Sink, url: str) -> None:
     first, second = fill(sink, 2)
     failed = sink.begin("bad", {"x": ((ROWS, WIDTH), "float32")}).abort("the engine gave up")
-    iterator = iter(SampleDataset(sink.store, [first, failed, second], framework="numpy"))
+    iterator = iter(SampleDataset(url, [first, failed, second], framework="numpy"))
     assert value(next(iterator)) == 0
     with pytest.raises(SampleFailed, match="the engine gave up"):
         next(iterator)
 
 
-def test_on_error_is_told_and_the_loop_goes_on(sink: hsxfer.Sink) -> None:
+def test_on_error_is_told_and_the_loop_goes_on(sink: hsxfer.Sink, url: str) -> None:
     handles = fill(sink, 4)
     failed = sink.begin("bad", {"x": ((ROWS, WIDTH), "float32")}).abort("the engine gave up")
-    with hsxfer.open_source(sink.store) as source:
+    with hsxfer.open_source(url) as source:
         source.get(handles[1], framework="numpy").release()
     told = []
     dataset = SampleDataset(
-        sink.store,
+        url,
         [*handles[:2], failed, *handles[2:]],
         on_error=lambda handle, error: told.append((handle.key, type(error))),
         framework="numpy",
@@ -92,7 +95,7 @@ def test_on_error_is_told_and_the_loop_goes_on(sink: hsxfer.Sink) -> None:
     assert told == [("k1", SampleLost), ("bad", SampleFailed)]
 
 
-def test_a_sample_does_not_wait_for_the_next_handle(sink: hsxfer.Sink) -> None:
+def test_a_sample_does_not_wait_for_the_next_handle(sink: hsxfer.Sink, url: str) -> None:
     """As in a loop where the next prompt depends on what was learnt from this one."""
     handles = fill(sink, 2)
     asked = threading.Event()
@@ -102,40 +105,40 @@ def test_a_sample_does_not_wait_for_the_next_handle(sink: hsxfer.Sink) -> None:
         assert asked.wait(10), "the first sample was held back"
         yield handles[1]
 
-    iterator = iter(SampleDataset(sink.store, stream(), framework="numpy"))
+    iterator = iter(SampleDataset(url, stream(), framework="numpy"))
     assert value(next(iterator)) == 0
     asked.set()
     assert value(next(iterator)) == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_the_stream_of_handles_raises_is_raised(sink: hsxfer.Sink) -> None:
+def test_what_the_stream_of_handles_raises_is_raised(sink: hsxfer.Sink, url: str) -> None:
     (handle,) = fill(sink, 1)
 
     def stream() -> Iterator[hsxfer.Handle]:
         yield handle
         raise OSError("the connection broke")
 
-    iterator = iter(SampleDataset(sink.store, stream(), framework="numpy"))
+    iterator = iter(SampleDataset(url, stream(), framework="numpy"))
     assert value(next(iterator)) == 0
     with pytest.raises(OSError, match="the connection broke"):
         next(iterator)
 
 
-def test_stopping_early_ends_the_thread_and_leaves_the_rest_unread(sink: hsxfer.Sink) -> None:
+def test_stopping_early_ends_the_thread_and_leaves_the_rest_unread(sink: hsxfer.Sink, url: str) -> None:
     handles = fill(sink, 20)
-    iterator = iter(SampleDataset(sink.store, handles, depth=2, framework="numpy"))
+    iterator = iter(SampleDataset(url, handles, depth=2, framework="numpy"))
     assert value(next(iterator)) == 0
     iterator.close()
     wait_until(lambda: all(thread.name != "hsxfer-fetch" for thread in threading.enumerate()), "the thread ends")
     assert sink.stats()["num_unread"] >= 20 - 5, "one yielded, two fetched, one offered, one under way at most"
 
 
-def test_a_queue_ends_with_none(sink: hsxfer.Sink) -> None:
+def test_a_queue_ends_with_none(sink: hsxfer.Sink, url: str) -> None:
     handles: queue.Queue = queue.Queue()
     for handle in [*fill(sink, 3), None]:
         handles.put(handle)
-    assert [value(sample) for sample in SampleDataset(sink.store, handles, framework="numpy")] == [0, 1, 2]
+    assert [value(sample) for sample in SampleDataset(url, handles, framework="numpy")] == [0, 1, 2]
 
 
 def test_depth_must_be_positive() -> None:
@@ -144,10 +147,10 @@ def test_depth_must_be_positive() -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_data_loader_workers_share_the_handles(sink: hsxfer.Sink, start: str) -> None:
+def test_data_loader_workers_share_the_handles(sink: hsxfer.Sink, url: str, start: str) -> None:
     data = pytest.importorskip("torch.utils.data")
     handles = [handle.to_json() for handle in fill(sink, 12)]
-    dataset = SampleDataset(sink.store, handles)
+    dataset = SampleDataset(url, handles)
     loader = data.DataLoader(dataset, batch_size=2, collate_fn=list, num_workers=2, multiprocessing_context=start)
     batches = list(loader)
     assert sorted(value(sample) for batch in batches for sample in batch) == list(range(12))

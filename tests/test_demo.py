@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,13 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sink() -> Iterator[hsxfer.Sink]:
-    with hsxfer.open_sink(f"shm://test-demo-{time.time_ns()}?capacity=1MiB") as sink:
+def url(tmp_path: Path) -> str:
+    return f"shm://demo?capacity=1MiB&dir={tmp_path}"
+
+
+@pytest.fixture
+def sink(url: str) -> Iterator[hsxfer.Sink]:
+    with hsxfer.open_sink(url) as sink:
         yield sink
 
 
@@ -63,14 +67,14 @@ def prompts(count: int) -> list[list[int]]:
     return torch.randint(VOCABULARY, (count, TOKENS), generator=generator).tolist()
 
 
-def train(server: Any, sink: hsxfer.Sink, model_dir: Path, steps: int, for_training: list[list[int]]) -> list[dict]:
-    with feed.TrainerProcess(sink.store, model_dir, steps, 4, model_dir / "log") as trainer:
+def train(server: Any, url: str, model_dir: Path, steps: int, for_training: list[list[int]]) -> list[dict]:
+    with feed.TrainerProcess(url, model_dir, steps, 4, model_dir / "log") as trainer:
         with trainer.feeding(server, prompts(4), for_training, 2):
             return list(trainer.progress())
 
 
-def test_a_process_of_its_own_learns_from_shared_memory(sink: hsxfer.Sink, model_dir: Path) -> None:
-    told = train(FakeServer(sink), sink, model_dir, 30, prompts(120))
+def test_a_process_of_its_own_learns_from_shared_memory(sink: hsxfer.Sink, url: str, model_dir: Path) -> None:
+    told = train(FakeServer(sink), url, model_dir, 30, prompts(120))
     assert [one["step"] for one in told] == list(range(31))
     assert told[-1]["held_out_loss"] < 0.7 * told[0]["held_out_loss"]
     assert told[1]["num_tokens"] == 4 * TOKENS
@@ -79,7 +83,7 @@ def test_a_process_of_its_own_learns_from_shared_memory(sink: hsxfer.Sink, model
     assert (stats["num_consumed"], stats["used_bytes"], stats["num_unread"]) == (124, 0, 0)
 
 
-def test_a_failed_sample_is_left_out_and_told_of(sink: hsxfer.Sink, model_dir: Path) -> None:
+def test_a_failed_sample_is_left_out_and_told_of(sink: hsxfer.Sink, url: str, model_dir: Path) -> None:
     server = FakeServer(sink)
     original, calls, turn = server.generate, iter(range(1000)), threading.Lock()
 
@@ -89,13 +93,13 @@ def test_a_failed_sample_is_left_out_and_told_of(sink: hsxfer.Sink, model_dir: P
             return original(token_ids, hidden_states)
 
     server.generate = sometimes  # type: ignore[method-assign]
-    told = train(server, sink, model_dir, 2, prompts(8))
+    told = train(server, url, model_dir, 2, prompts(8))
     assert [one.get("num_samples") for one in told] == [None, 4, 3]
     assert re.search("left out: sample 'put-.' failed: no luck", (model_dir / "log").read_text())
 
 
 def test_what_goes_wrong_with_feeding_ends_it(
-    sink: hsxfer.Sink, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    sink: hsxfer.Sink, url: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(FakeServer):
         num_calls = 0
@@ -107,13 +111,15 @@ def test_what_goes_wrong_with_feeding_ends_it(
             return super().generate(token_ids, hidden_states)
 
     with pytest.raises(DemoError, match="the server is gone"):
-        train(Broken(sink), sink, model_dir, 10, prompts(40))
+        train(Broken(sink), url, model_dir, 10, prompts(40))
 
 
-def test_a_silent_trainer_is_given_up(sink: hsxfer.Sink, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_trainer_is_given_up(
+    sink: hsxfer.Sink, url: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "STALL_S", 0.1)
     with pytest.raises(DemoError, match=r"nothing from the trainer for 0\.1 s"):
-        train(FakeServer(sink), sink, model_dir, 10**6, [])
+        train(FakeServer(sink), url, model_dir, 10**6, [])
 
 
 def test_padding_changes_no_score(model_dir: Path) -> None:

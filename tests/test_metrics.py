@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +15,13 @@ prometheus = pytest.importorskip("prometheus_client")
 
 
 @pytest.fixture
-def sink() -> Iterator[hsxfer.Sink]:
-    with hsxfer.open_sink(f"shm://test-metrics-{time.time_ns()}?capacity=1MiB", instance="server") as sink:
+def url(tmp_path: Path) -> str:
+    return f"shm://metrics?capacity=1MiB&dir={tmp_path}"
+
+
+@pytest.fixture
+def sink(url: str) -> Iterator[hsxfer.Sink]:
+    with hsxfer.open_sink(url, instance="server") as sink:
         yield sink
 
 
@@ -43,9 +48,9 @@ def test_the_figures_are_those_of_stats(sink: hsxfer.Sink) -> None:
             assert told(name + ending) == stats[key], name
 
 
-def test_several_sinks_and_none_that_is_closed(sink: hsxfer.Sink) -> None:
+def test_several_sinks_and_none_that_is_closed(sink: hsxfer.Sink, url: str) -> None:
     registry = prometheus.CollectorRegistry()
-    with hsxfer.open_sink(f"shm://test-metrics-{time.time_ns()}?capacity=1MiB", instance="other") as other:
+    with hsxfer.open_sink(url, instance="other") as other:
         SinkCollector(sink, other).register(registry)
         text = prometheus.generate_latest(registry).decode()
         assert 'instance="server"' in text

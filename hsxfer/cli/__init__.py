@@ -46,7 +46,7 @@ def main() -> None:
 @click.option(
     "--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A Hugging Face directory."
 )
-@click.option("--steps", type=click.IntRange(1), default=200, envvar="DEMO_STEPS", show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=150, envvar="DEMO_STEPS", show_default=True)
 @click.option(
     "--tp", type=click.IntRange(1), default=2, envvar="DEMO_TP", show_default=True, help="Ranks of the server."
 )
