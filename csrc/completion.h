@@ -27,6 +27,7 @@ class Completion {
   ~Completion();  // finishes what is queued
 
   uint64_t push(Submission submission);  // its number, from 1
+  void wake();                           // something pushed before can be waited for
   uint64_t wait_done(uint64_t after, uint64_t timeout_us);
   void stop();  // finishes what is queued; who waits for more is told
 

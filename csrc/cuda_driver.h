@@ -23,6 +23,7 @@ class CudaDriver : public Driver {
 
   std::string register_memory(void* base, uint64_t bytes) override;
   uint64_t submit(std::vector<CopyOp> ops, void* stream) override;
+  bool wakes_completion() const override { return true; }
   bool wait(uint64_t event, uint64_t timeout_us, std::string* error) override;
 
  private:
@@ -43,6 +44,7 @@ class CudaDriver : public Driver {
   };
 
   void run();
+  bool await_work(std::unique_lock<std::mutex>& guard);
   void queue(Batch& batch);
   CUresult queue_digests(const std::vector<CopyOp>& ops, bool overlapping);
   CUresult queue_small(const std::vector<CopyOp>& ops);
@@ -74,7 +76,8 @@ class CudaDriver : public Driver {
   uint64_t num_submitted_ = 0, num_queued_ = 0;
   std::vector<CUevent> spare_events_;
   bool stopping_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  bool asleep_ = false;  // the thread waits for `submitted_`
+  std::thread thread_;   // last: it uses all of the above
 };
 
 }  // namespace hsx

@@ -94,8 +94,10 @@ Fetch::Fetch(CudaFetcher& fetcher, std::shared_ptr<Reader> reader, const hsx_lea
 
 Fetch::~Fetch() {
   CudaDevice::Current current(device_);
-  api_.stream_synchronize(fetcher_.stream_);
-  api_.stream_synchronize(fetcher_.kernel_stream_);
+  if (!landed_) {  // otherwise all of ours is done, and what others queue on these streams is not to be waited for
+    api_.stream_synchronize(fetcher_.stream_);
+    api_.stream_synchronize(fetcher_.kernel_stream_);
+  }
   api_.event_destroy(copied_);
   api_.event_destroy(done_);
   fetcher_.give_verdict(verdict_);
@@ -258,6 +260,7 @@ hsx_code Fetch::wait(uint64_t timeout_us, uint64_t* bad_op, uint64_t* bad_row) {
     if (now_us() >= deadline) return HSX_E_TIMEOUT;
     nanosleep(&pause, nullptr);
   }
+  landed_ = true;
   uint64_t bad = *verdict_.host;
   if (bad == kNoBadRow && bad_op_ == SIZE_MAX) return HSX_OK;
   *bad_op = bad_op_ == SIZE_MAX ? 0 : bad_op_;

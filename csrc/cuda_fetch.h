@@ -74,7 +74,9 @@ class Fetch {
   std::deque<Piece> pending_;
   Piece unverified_ = {0, 0, 0};
   bool complete_ = false;  // the sample is ready: watermarks do not matter any more
-  bool early_ = false, failed_ = false, finished_ = false;
+  bool early_ = false, failed_ = false;
+  bool finished_ = false;     // everything is queued
+  bool landed_ = false;       // and done
   size_t bad_op_ = SIZE_MAX;  // found on the host
   uint64_t bad_row_ = 0;
   std::string warning_;

@@ -43,6 +43,10 @@ class Driver {
   // Called when rows of a submission with watermarks are on their way: who waits for the sample sleeps, and has things to prepare.
   std::function<void()> on_rows_coming = [] {};
 
+  // Whether it calls on_queued, in a thread of its own, once a submission can be waited for; else it can at once.
+  virtual bool wakes_completion() const { return false; }
+  std::function<void()> on_queued = [] {};
+
   // True once the event is done; `error` then says why its bytes did not arrive, or stays empty.
   virtual bool wait(uint64_t event, uint64_t timeout_us, std::string* error) = 0;
 };

@@ -26,6 +26,7 @@ std::string Packer::attach(const std::string& name, uint32_t device) {
   if (driver != nullptr) return "";
   driver = make_driver(name, device);
   driver->on_rows_coming = [this] { arena_.announce_rows(); };
+  driver->on_queued = [this] { completion_.wake(); };
   return driver->register_memory(arena_.region(), arena_.region_bytes());
 }
 
