@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any
 
@@ -247,9 +247,12 @@ class Source:
 
     def _acknowledge(self, reader: ArenaReader, name: bytes, held: Lease) -> None:
         """Uses one of the sample's acknowledgements. Raises `SampleLost` if others have used them all since `held` was taken."""
-        lease = reader.lease(name, True, 0.0)
-        lease.release()
-        if lease.generation != held.generation:
+        generation = None
+        with suppress(TransferTimeout):  # a newer sample of this key is on its way
+            lease = reader.lease(name, True, 0.0)
+            generation = lease.generation
+            lease.release()
+        if generation != held.generation:
             raise SampleLost(f"sample {name.decode()!r} is gone: consumed", "consumed")
 
     def _check_open(self) -> None:

@@ -41,7 +41,10 @@ class Peer:
 
     def __init__(self, *prefix: str) -> None:
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*prefix, sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that what it forks goes with it
         )
 
     @property
@@ -72,7 +75,8 @@ class Peer:
 
     def kill(self) -> None:
         """SIGKILL; returns when the process, and what it forked with our pipe, are gone."""
-        self._process.kill()
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdout.read()  # before its input ends, or it could still close in order
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):

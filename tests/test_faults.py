@@ -303,7 +303,8 @@ def test_a_producer_that_closes_ends_the_waits_for_what_never_comes(store: str, 
         peer.result(LIVELY_S)
 
 
-def test_acknowledging_meets_the_sample_that_was_read(store: str) -> None:
+@pytest.mark.parametrize("published", [True, False])
+def test_acknowledging_meets_the_sample_that_was_read(store: str, published: bool) -> None:
     """Between the look and the acknowledgement others may use the sample up, and a newer one may come under its key."""
     with hsxfer.open_sink(store + "?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
         handle = sink.put({"x": pattern(1, SHAPE)}, "k")
@@ -314,6 +315,8 @@ def test_acknowledging_meets_the_sample_that_was_read(store: str) -> None:
             with hsxfer.open_source(store) as other:
                 other.get(handle).release()
             sink.put({"x": pattern(2, SHAPE)}, "k")
+            if published:
+                sink.flush()
             acknowledge(reader, name, held)
 
         source._acknowledge = late  # type: ignore[method-assign]
@@ -352,6 +355,8 @@ def test_unread_samples_of_the_gone_stay_for_their_time(store: str, new_peer: Ca
     closed, killed = new_peer(), new_peer()
     for peer, instance in ((closed, "closed"), (killed, "killed")):
         peer(opens, store + "?capacity=1MiB&unread_ttl_s=100", instance=instance)
+        peer(puts, 0)  # the first touch of each page also sets the time
+        peer(lambda my: setattr(my.sink._arena, "_touched_s", 0.0))  # which is told once a second
         for path in store_dir(store).glob(f"{instance}.*"):
             os.utime(path, (time.time() - 1000, time.time() - 1000))
     handles = [closed(puts, 1), killed(puts, 2)]

@@ -30,6 +30,8 @@ def test_a_framework_that_is_not_installed(store: str, monkeypatch: pytest.Monke
             patch.delitem(sys.modules, framework)
             with pytest.raises(hsxfer.ConfigError, match=f"{framework}.* installed"):
                 source.get(handle, framework=framework)
+            with pytest.raises(hsxfer.ConfigError, match="installed"):
+                source.get("never", framework=framework, timeout_s=0)  # at once, not after a wait
         source.get(handle).release()
 
 

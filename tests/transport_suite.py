@@ -226,6 +226,22 @@ class TransportSuite:
             del rows
             wait_for(lambda: alive() is None, "the rows are let go", LIVELY_S)  # noqa: B023 - within the round
 
+    def test_a_source_is_kept_until_it_has_moved(self, url: str) -> None:
+        """Behind a long copy, so that it has not moved yet when its owner forgets it."""
+        seen_alive = False
+        with hsxfer.open_sink(url + "?capacity=128MiB") as sink:
+            for _ in range(5):
+                ticket = sink.begin(None, {"long": ((100, 1_000_000), "uint8"), "x": ((100, 4), "int32")})
+                ticket.write("long", 0, np.ones((100, 1_000_000), "uint8"))
+                rows = pattern(1, (100, 4), "int32")
+                alive = weakref.ref(rows)
+                ticket.write("x", 0, rows)
+                del rows
+                seen_alive |= alive() is not None
+                ticket.abort("seen")
+                sink.flush()
+        assert seen_alive
+
     def test_a_source_that_the_caller_drops_is_kept_until_it_has_moved(
         self, url: str, sink: hsxfer.Sink, consumer: Peer
     ) -> None:
@@ -442,8 +458,9 @@ class TransportSuite:
         ):
             with pytest.raises(hsxfer.ConfigError):
                 source.get(handle, **options)
-        for other in (handle.to_dict() | {"store": "shm://elsewhere"}, "shm", {}, None, 3, b"", ""):
-            with pytest.raises((hsxfer.HandleError, hsxfer.TransferTimeout)):
+        elsewhere = handle.to_dict() | {"store": "shm://elsewhere"}
+        for other in (elsewhere, elsewhere | {"instance": "other"}, {}, None, 3, b"", "", "a\n", "{"):
+            with pytest.raises(hsxfer.HandleError):
                 source.get(other, timeout_s=0)
         source.get(handle).release()
 
