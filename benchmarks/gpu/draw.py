@@ -42,7 +42,7 @@ def draw(told: dict[str, Any]) -> str:
     lines += [
         f'<line x1="{goal:.1f}" x2="{goal:.1f}" y1="{2 * ROW - 4}" y2="{bottom + 4}" stroke="black" stroke-dasharray="3 3"/>',
         f'<text x="{goal:.1f}" y="{bottom + 20}" text-anchor="middle">target</text>',
-        f'<text x="12" y="{bottom + 20}" fill="#555">commit {escape(str(told["commit"])[:10])}, driver {escape(str(told["driver"]))}</text>',
+        f'<text x="12" y="{bottom + 20}" fill="#555">commit {escape(str(told["commit"])[:10])}</text>',
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
