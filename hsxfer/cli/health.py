@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import resource
@@ -17,15 +18,14 @@ from typing import Any
 from hsxfer import __version__, _native
 from hsxfer.cli.stores import SHM_DIR, age, arenas, size, stores_of_user
 from hsxfer.config import StoreUrl, parse_url
+from hsxfer.engines.sglang.setup import ADAPTERS, adapter_for
 from hsxfer.errors import ConfigError, HsxferError, TransportUnavailable
 from hsxfer.transports import TRANSPORTS
-from hsxfer.transports.shm import check_private, leftovers, store_dir
+from hsxfer.transports.shm import ORPHAN_S, check_private, leftovers, store_dir
 
 OK, NOTE, WARNING, BAD = "ok", "note", "warning", "bad"
 
 PLUGIN_GROUP, PLUGIN = "sglang.srt.plugins", "hsxfer"
-SGLANG_VERSIONS = ("0.5.23",)
-STRAY_S = 60.0  # an arena is half built for much less than this
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Check:
 
 
 def examine(environ: Mapping[str, str], shm_dir: str = SHM_DIR) -> list[Check]:
-    checks = [_hsxfer(), *_packages(), *_transports()]
+    checks = [_hsxfer(), *_gpu(), *_packages(), *_transports()]
     return [*checks, _shm(shm_dir), _memlock(), *_stores(shm_dir), *_left_over(shm_dir), *_engine(environ, shm_dir)]
 
 
@@ -54,6 +54,24 @@ def _hsxfer() -> Check:
         return Check("hsxfer", BAD, f"{error} ({python})")
     facts = {"version": __version__, "abi": _native.ABI_VERSION, "library": str(library.path)}
     return Check("hsxfer", OK, f"{__version__}, native library with ABI {_native.ABI_VERSION}, {python}", facts)
+
+
+def _gpu() -> Iterator[Check]:
+    """Without a look at a device: that would take a context, half a GiB of its memory."""
+    try:
+        missing = _native.load().fast.hsx_kernels_missing().decode()
+    except TransportUnavailable:
+        return  # said already
+    lacks = (
+        f"{missing}. Digests of tensors from a GPU are made on the CPU then, and ?encode= takes none" if missing else ""
+    )
+    yield Check("CUDA kernels", NOTE if missing else OK, lacks or "built in", {"missing": missing or None})
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        yield Check("CUDA driver", NOTE, f"not here, so tensors move from and to host memory only ({error})")
+    else:
+        yield Check("CUDA driver", OK, "libcuda.so.1 loads")
 
 
 def _packages() -> Iterator[Check]:
@@ -137,7 +155,7 @@ def _strays(directory: str) -> Iterator[tuple[str, int, str]]:
     for path in map(str, sorted(Path(directory).iterdir())):
         unfinished = path.endswith(".tmp")
         alone = path.endswith(".ack") and not os.path.exists(path.removesuffix(".ack") + ".arena")
-        if (unfinished or alone) and time.time() - os.lstat(path).st_mtime > STRAY_S:
+        if (unfinished or alone) and time.time() - os.lstat(path).st_mtime > ORPHAN_S:
             yield path, _file_bytes(path), "never finished" if unfinished else "its arena is gone"
 
 
@@ -204,6 +222,6 @@ def plugin_verdict(
     allowed = {name.strip() for name in (whitelist or "").split(",") if name.strip()}
     if allowed and PLUGIN not in allowed:
         return BAD, f"would not load: SGLANG_PLUGINS={whitelist} leaves it out; add {PLUGIN}"
-    if sglang not in SGLANG_VERSIONS:
-        return WARNING, f"would load; it was tested with sglang {', '.join(SGLANG_VERSIONS)}, this is {sglang}"
+    if adapter_for(sglang) is None:
+        return BAD, f"the server would not start: hsxfer knows sglang {', '.join(ADAPTERS)}, this is {sglang}"
     return OK, f"would load into sglang {sglang}"
