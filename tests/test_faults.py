@@ -304,22 +304,24 @@ def test_a_producer_that_closes_ends_the_waits_for_what_never_comes(store: str, 
 
 
 @pytest.mark.parametrize("published", [True, False])
-def test_acknowledging_meets_the_sample_that_was_read(store: str, published: bool) -> None:
+def test_acknowledging_meets_the_sample_that_was_read(
+    store: str, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
     """Between the look and the acknowledgement others may use the sample up, and a newer one may come under its key."""
     with hsxfer.open_sink(store + "?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
         handle = sink.put({"x": pattern(1, SHAPE)}, "k")
-        acknowledge = source._acknowledge
+        make = hsxfer.Sample
 
-        def late(reader: Any, name: bytes, held: Any) -> None:
-            source._acknowledge = acknowledge  # type: ignore[method-assign]
+        def meanwhile(*args: Any, **kwargs: Any) -> hsxfer.Sample:
+            monkeypatch.undo()
             with hsxfer.open_source(store) as other:
                 other.get(handle).release()
             sink.put({"x": pattern(2, SHAPE)}, "k")
             if published:
                 sink.flush()
-            acknowledge(reader, name, held)
+            return make(*args, **kwargs)
 
-        source._acknowledge = late  # type: ignore[method-assign]
+        monkeypatch.setattr("hsxfer.source.Sample", meanwhile)
         with pytest.raises(hsxfer.SampleLost, match="consumed"):
             source.get(handle, framework="numpy")
 
