@@ -14,7 +14,7 @@ from typing import Any
 
 from .arena import WAIT_SLICE_S, ArenaReader, Lease, ReaderClosed, check_not_forked
 from .delivery import deliver
-from .errors import ConfigError, HandleError, SampleLost, TransferTimeout, TransportUnavailable
+from .errors import ConfigError, HandleError, IntegrityError, SampleLost, TransferTimeout, TransportUnavailable
 from .foreign import HOST
 from .handle import Handle, check_key
 from .sample import TOKEN_IDS, Part, Sample
@@ -97,10 +97,15 @@ class Source:
             acknowledge = self._acknowledge if ack else lambda *_: None
             if gpu != HOST:
                 names = sample.keys() + ([TOKEN_IDS] if TOKEN_IDS in part.specs else [])
-                tensors = deliver(
-                    *(gpu, framework, names, sample.rows, readers, parts, verify is not False, raw),
-                    *(lambda: self._must_live(first, name), deadline.left_s),
-                )
+                try:
+                    tensors = deliver(
+                        *(gpu, framework, names, sample.rows, readers, parts, verify is not False, raw),
+                        *(lambda: self._must_live(first, name), deadline.left_s),
+                    )
+                except IntegrityError:  # it was read, so its memory must not wait for another reader
+                    for reader, held in zip(readers, parts, strict=True):
+                        acknowledge(reader, name, held.lease)
+                    raise
                 sample.deliver(tensors, part.meta)
             for reader, held in zip(readers, parts, strict=True):
                 acknowledge(reader, name, held.lease)

@@ -54,7 +54,11 @@ def test_a_damaged_row_is_found_where_it_landed(store: str) -> None:
         damage(store, view, 12_345 * BIG[1] * 2 + 77)
         with pytest.raises(hsxfer.IntegrityError, match="row 12345 of 'x'"):
             source.get(handle, device="cuda:0", ack=False)
-        assert source.get(handle, device="cuda:0", verify=False)["x"].shape == BIG
+        assert source.get(handle, device="cuda:0", verify=False, ack=False)["x"].shape == BIG
+        with pytest.raises(hsxfer.IntegrityError):
+            source.get(handle, device="cuda:0")
+        with pytest.raises(hsxfer.SampleLost, match="consumed"):  # read, though not good
+            source.get(handle, device="cuda:0")
 
 
 def damage(store: str, view: memoryview, offset: int) -> None:
