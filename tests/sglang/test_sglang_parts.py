@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hsxfer.engines.sglang.guard import refuse
 from hsxfer.engines.sglang.plugin import Piece
 from hsxfer.engines.sglang.replies import decode, encode
 from hsxfer.engines.sglang.samples import Sample, make_key
+from hsxfer.engines.sglang.v0_5_23 import scheduler
 from hsxfer.handle import check_key
 
 
@@ -149,3 +151,25 @@ def test_what_the_engine_overwrites_is_copied_first() -> None:
     recorder.plugin.take([Piece(recorder.sample, 0, 0, 4)], hidden, 4, snapshot=True)
     hidden.zero_()
     assert kept[0].tolist() == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("result", "missing"),
+    [
+        (SimpleNamespace(), "logits_output"),
+        (SimpleNamespace(logits_output=SimpleNamespace(hidden_states=column(0, 1, 2, 3))), "can_run_cuda_graph"),
+    ],
+)
+def test_a_result_that_is_not_as_known_fails_the_sample_and_not_the_engine(
+    result: Any, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(scheduler, "_plugin", recorder.plugin)
+    request = SimpleNamespace(hsxfer=recorder.sample, to_finish=None, origin_input_ids=[1, 2, 3, 4])
+    batch = SimpleNamespace(
+        **{"return_hidden_states": True, "forward_mode": SimpleNamespace(is_extend=lambda: True)},
+        **{"reqs": [request], "prefix_lens": [0], "extend_lens": [4]},
+    )
+    assert scheduler.on_forward(lambda worker, batch: result, None, batch) is result
+    assert missing in recorder.ticket.ended
+    assert not recorder.writes

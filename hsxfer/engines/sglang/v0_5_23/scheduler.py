@@ -93,10 +93,19 @@ def on_forward(original: Callable[..., Any], worker: Any, batch: Any, *args: Any
     plugin = _plugin
     if plugin is None or batch is None or not batch.return_hidden_states:
         return original(worker, batch, *args, **kwargs)
-    prefill = plugin.sends and batch.forward_mode.is_extend()
     # Read now: under overlap a request is a chunk ahead by the time its result is looked at.
-    pieces, num_rows = survive("place a batch's rows", _no_pieces, _pieces, plugin, batch) if prefill else ([], 0)
+    pieces, num_rows = survive("place a batch's rows", _no_pieces, _pieces, plugin, batch) if plugin.sends else ([], 0)
     result = original(worker, batch, *args, **kwargs)
+
+    def give_up(error: Exception) -> None:
+        for piece in pieces:
+            plugin.fail(piece.sample, f"the engine's result was not as hsxfer knows it: {error}")
+
+    survive("take a batch's hidden states", give_up, _take, plugin, result, pieces, num_rows)
+    return result
+
+
+def _take(plugin: Plugin, result: Any, pieces: list[Piece], num_rows: int) -> None:
     output = result.logits_output
     hidden = getattr(output, "hidden_states", None)
     if hidden is not None:
@@ -105,7 +114,6 @@ def on_forward(original: Callable[..., Any], worker: Any, batch: Any, *args: Any
         with plugin.counters.timed():
             # A graph's output is overwritten by its next replay; holding a reference does not protect it.
             plugin.take(pieces, hidden, num_rows, snapshot=bool(result.can_run_cuda_graph))
-    return result
 
 
 def _no_pieces(error: Exception) -> tuple[list[Piece], int]:
@@ -114,6 +122,8 @@ def _no_pieces(error: Exception) -> tuple[list[Piece], int]:
 
 def _pieces(plugin: Plugin, batch: Any) -> tuple[list[Piece], int]:
     """Where the rows of each request that has an open sample lie in the batch, and how many rows it has in all."""
+    if not batch.forward_mode.is_extend():
+        return [], 0
     pieces = []
     offset = 0
     for request, start, rows in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
