@@ -32,7 +32,7 @@ endef
 
 .PHONY: help setup demo test bench lint wheel clean distclean
 help:
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile; sed -n '2,5s/^#  //p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile; sed -n '2,5s/^#  //p' Makefile
 
 setup: $(VENV)/.core ## prepare .venv: real sglang on the CPU, test tools, hsxfer itself
 
@@ -49,7 +49,7 @@ lint: $(LINT) ## ruff, mypy --strict, clang-format
 	$(VENV)-lint/bin/ruff check .
 	$(VENV)-lint/bin/ruff format --check .
 	$(VENV)-lint/bin/mypy --strict hsxfer
-	find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs -r $(VENV)-lint/bin/clang-format --dry-run --Werror
+	find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)-lint/bin/clang-format --dry-run --Werror
 
 wheel: ## one wheel for every Python from 3.10, into dist/
 	$(need_python)
@@ -82,7 +82,7 @@ $(LINT):
 # On a machine with a GPU, from a plain checkout, with the Python that has torch there: no .venv, nothing installed.
 GPU_PYTHON ?= python3
 .PHONY: gpu-build gpu-test gpu-bench
-gpu-build:
+gpu-build: ## the native library with its kernels, in place
 	$(GPU_PYTHON) setup.py -q build_ext --inplace
 
 gpu-test: gpu-build ## the tests that need a GPU; SANITIZE=1: kernels under compute-sanitizer
