@@ -149,13 +149,18 @@ void Arena::wait_space(uint64_t timeout_us) {
   constexpr uint64_t kLookUs = 100000;  // a reader that died releases without waking anybody
   uint64_t deadline = deadline_us(timeout_us);
   uint32_t* count = &files_.view.ack_header().release_count;
+  // This waiter's own: another that wakes first must not take the release from it.
+  uint64_t num_frees_when_full = [&] {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return num_frees_when_full_;
+  }();
   for (;;) {
     uint32_t seen = load_acquire(*count);
     {
       std::lock_guard<std::mutex> guard(mutex_);
       if (stopping_) fail(HSX_E_INVALID, "wait_space: the arena is closed");
       sweep_locked();
-      if (num_frees_ != num_frees_when_full_) {
+      if (num_frees_ != num_frees_when_full) {
         num_frees_when_full_ = num_frees_;
         return;
       }

@@ -264,6 +264,29 @@ def test_space_released_between_full_and_wait_is_not_missed(path):
             arena.wait_space(0)
 
 
+def test_one_release_wakes_all_who_wait(path):
+    with Producer(path, capacity=1000) as arena, Consumer(path) as reader:
+        arena.put(b"a", b"1" * 600)
+        with fails(_native.FULL):
+            arena.begin(b"b", 500)
+        waited = []
+
+        def wait():
+            started = time.monotonic()
+            arena.wait_space(5)
+            waited.append(time.monotonic() - started)
+
+        threads = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        reader.take(b"a")
+        for thread in threads:
+            thread.join()
+        assert len(waited) == 4
+        assert max(waited) < 1
+
+
 def test_no_extent_although_the_payload_fits(path):
     with Producer(path, capacity=1 << 20, region=1 << 20) as arena, Consumer(path) as reader:
         for i in range(16):
