@@ -373,5 +373,7 @@ def test_thousands_of_samples_of_any_size_leave_nothing(store: str, source: hsxf
             let_go(0)
         stats = wait_for(lambda: (stats := sink.stats())["used_bytes"] == 0 and stats, "all is back", LIVELY_S)
         assert stats["num_consumed"] == 2500
-        assert stats["num_live"] == min(num_full, stats["num_live"]), "only failures are left"
+        assert stats["num_refused"] == num_full > 0
+        assert stats["num_unread"] == 0
+        assert stats["num_live"] <= num_full, "only failures are left, and no more than there were"
         source.get(sink.put({"x": pattern(1, (1000, 1000))})).release()
