@@ -582,16 +582,37 @@ class TransportSuite:
         with pytest.raises(StopIteration):
             next(samples)
 
-    def test_prefetch_stopped_early_gives_everything_back(self, sink: hsxfer.Sink, source: hsxfer.Source) -> None:
+    def test_prefetch_stopped_early_gives_everything_back(
+        self, sink: hsxfer.Sink, source: hsxfer.Source, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also the one that is still being fetched. By a release: the garbage collector may come late."""
         handles = [sink.put({"x": np.full((500, 20), n)}) for n in range(10)]
+        kept: list[hsxfer.Sample] = []
+        get, under_way, go_on = source.get, threading.Event(), threading.Event()
+
+        def get_and_keep(handle: hsxfer.Handle, **options: Any) -> hsxfer.Sample:
+            if len(kept) == 7:
+                under_way.set()
+                assert go_on.wait(LIVELY_S)
+            kept.append(get(handle, **options))
+            return kept[-1]
+
+        def num_left() -> float:
+            return sink.stats()["used_bytes"] / (500 * 20 * 8)
+
+        monkeypatch.setattr(source, "get", get_and_keep)
         for number, sample in enumerate(source.prefetch(handles, depth=3)):
             sample.release()
             if number == 4:
+                assert under_way.wait(LIVELY_S)
+                assert num_left() == 5
                 break
-        del sample
-        wait_for(lambda: sink.stats()["used_bytes"] <= 5 * 500 * 20 * 8, "the prefetched ones are back", LIVELY_S)
-        for handle in handles[9:]:
-            source.get(handle).release()  # not fetched ahead that far
+        wait_for(lambda: num_left() == 3, "the two fetched ahead are back", LIVELY_S)
+        go_on.set()
+        wait_for(lambda: len(kept) == 8 and num_left() == 2, "the one under way is back", LIVELY_S)
+        for handle in handles[8:]:
+            get(handle).release()  # not fetched ahead that far
+        assert num_left() == 0
 
     def test_prefetch_hands_on_what_it_has_while_the_next_handle_is_not_known_yet(
         self, sink: hsxfer.Sink, source: hsxfer.Source
