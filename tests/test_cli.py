@@ -20,6 +20,7 @@ from hsxfer.cli import health, main, stores
 from hsxfer.demo import server as demo_server
 from hsxfer.demo.screen import show_comparison
 from hsxfer.demo.server import DemoError, Server
+from hsxfer.transports.shm import ORPHAN_S
 
 DEAD_SINK = """
 import hsxfer, numpy, os, signal, sys
@@ -183,7 +184,8 @@ def test_a_sink_that_cannot_be_is_bad(url: str, sentence: str) -> None:
         ("other", "0.5.23", ["hsxfer"], health.BAD, "SGLANG_PLUGINS=other leaves it out"),
         (None, None, ["hsxfer"], health.BAD, "no sglang"),
         (None, "0.5.23", ["other"], health.BAD, "no entry point 'hsxfer'"),
-        (None, "0.4.0", ["hsxfer"], health.WARNING, "this is 0.4.0"),
+        (None, "0.5.23.post1", ["hsxfer"], health.OK, "would load into sglang 0.5.23.post1"),
+        (None, "0.4.0", ["hsxfer"], health.BAD, "would not start: hsxfer knows sglang 0.5.23, this is 0.4.0"),
     ],
 )
 def test_whether_the_plugin_would_load(
@@ -197,7 +199,7 @@ def test_whether_the_plugin_would_load(
 def test_reclaim_removes_what_the_dead_left_and_nothing_else(sink: hsxfer.Sink, shm: str) -> None:
     kill_a_sink(f"shm://dead?capacity=1MiB&dir={shm}")
     directory = Path(shm, f"hsxfer-{os.geteuid()}-mine")
-    old = time.time() - 2 * health.STRAY_S
+    old = time.time() - 2 * ORPHAN_S
     for name in ("gone.dp0-pp0-tp0.arena.tmp", "gone.dp0-pp0-tp0.ack"):
         (directory / name).write_bytes(b"x" * 10)
         os.utime(directory / name, (old, old))

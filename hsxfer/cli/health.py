@@ -18,15 +18,14 @@ from typing import Any
 from hsxfer import __version__, _native
 from hsxfer.cli.stores import SHM_DIR, age, arenas, size, stores_of_user
 from hsxfer.config import StoreUrl, parse_url
+from hsxfer.engines.sglang.setup import ADAPTERS, adapter_for
 from hsxfer.errors import ConfigError, HsxferError, TransportUnavailable
 from hsxfer.transports import TRANSPORTS
-from hsxfer.transports.shm import check_private, leftovers, store_dir
+from hsxfer.transports.shm import ORPHAN_S, check_private, leftovers, store_dir
 
 OK, NOTE, WARNING, BAD = "ok", "note", "warning", "bad"
 
 PLUGIN_GROUP, PLUGIN = "sglang.srt.plugins", "hsxfer"
-SGLANG_VERSIONS = ("0.5.23",)
-STRAY_S = 60.0  # an arena is half built for much less than this
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,9 @@ def _gpu() -> Iterator[Check]:
         missing = _native.load().fast.hsx_kernels_missing().decode()
     except TransportUnavailable:
         return  # said already
-    lacks = f"{missing}. Digests of tensors from a GPU are made on the CPU then, and ?encode= takes none" if missing else ""
+    lacks = (
+        f"{missing}. Digests of tensors from a GPU are made on the CPU then, and ?encode= takes none" if missing else ""
+    )
     yield Check("CUDA kernels", NOTE if missing else OK, lacks or "built in", {"missing": missing or None})
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -154,7 +155,7 @@ def _strays(directory: str) -> Iterator[tuple[str, int, str]]:
     for path in map(str, sorted(Path(directory).iterdir())):
         unfinished = path.endswith(".tmp")
         alone = path.endswith(".ack") and not os.path.exists(path.removesuffix(".ack") + ".arena")
-        if (unfinished or alone) and time.time() - os.lstat(path).st_mtime > STRAY_S:
+        if (unfinished or alone) and time.time() - os.lstat(path).st_mtime > ORPHAN_S:
             yield path, _file_bytes(path), "never finished" if unfinished else "its arena is gone"
 
 
@@ -221,6 +222,6 @@ def plugin_verdict(
     allowed = {name.strip() for name in (whitelist or "").split(",") if name.strip()}
     if allowed and PLUGIN not in allowed:
         return BAD, f"would not load: SGLANG_PLUGINS={whitelist} leaves it out; add {PLUGIN}"
-    if sglang not in SGLANG_VERSIONS:
-        return WARNING, f"would load; it was tested with sglang {', '.join(SGLANG_VERSIONS)}, this is {sglang}"
+    if adapter_for(sglang) is None:
+        return BAD, f"the server would not start: hsxfer knows sglang {', '.join(ADAPTERS)}, this is {sglang}"
     return OK, f"would load into sglang {sglang}"

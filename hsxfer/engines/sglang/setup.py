@@ -60,13 +60,18 @@ def _adapter() -> Any:
         found = version("sglang")
     except PackageNotFoundError:
         refuse("the package sglang that is running has no version; hsxfer cannot tell whether it knows it")
-    known = found.split(".post")[0].split("+")[0]
-    if known not in ADAPTERS:
+    adapter = adapter_for(found)
+    if adapter is None:
         refuse(
             f"sglang {found} is not a version that this hsxfer knows ({', '.join(ADAPTERS)}); "
             "install one that it knows, or unset HSXFER_SINK to run without hidden-state transfer"
         )
-    return importlib.import_module(f".{ADAPTERS[known]}", __package__)
+    return importlib.import_module(f".{adapter}", __package__)
+
+
+def adapter_for(sglang: str) -> str | None:
+    """The module that knows this version of sglang, or None: then a server with `HSXFER_SINK` does not start."""
+    return ADAPTERS.get(sglang.split(".post")[0].split("+")[0])
 
 
 def _groups() -> tuple[str, ...]:
