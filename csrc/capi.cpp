@@ -133,6 +133,13 @@ int hsx_lease_wait(hsx_reader* reader, const char* key, uint32_t key_bytes, int 
   });
 }
 
+int hsx_lease_ack(hsx_reader* reader, uint32_t slot, uint64_t generation) {
+  return guard([&] {
+    hsx_reader::get(reader)->acknowledge(slot, generation);
+    return HSX_OK;
+  });
+}
+
 int hsx_lease_release(hsx_reader* reader, uint32_t slot, uint64_t generation) {
   return guard([&] {
     hsx_reader::get(reader)->release(slot, generation);

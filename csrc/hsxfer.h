@@ -147,6 +147,8 @@ int hsx_reader_close(hsx_reader* reader);  // HSX_E_BUSY while leases are held
 // Waits for the sample to become ready or failed, and leases it. HSX_E_TIMEOUT: not there yet. HSX_E_FAILED: leased, not acknowledged.
 int hsx_lease_wait(hsx_reader* reader, const char* key, uint32_t key_bytes, int flags, uint64_t timeout_us,
                    hsx_lease* out);
+// What HSX_LEASE_ACK does, for a lease taken without it. HSX_E_LOST if others have used the acknowledgements up since.
+int hsx_lease_ack(hsx_reader* reader, uint32_t slot, uint64_t generation);
 int hsx_lease_release(hsx_reader* reader, uint32_t slot, uint64_t generation);
 int hsx_reader_alive(hsx_reader* reader, int* alive, int* closed);
 

@@ -147,7 +147,7 @@ Reader::Found Reader::look_leased(uint32_t index, const Wanted& wanted, hsx_leas
     return Found::kNothing;
   out->slot = index;
   out->generation = found.generation;
-  if (state == kReady && !acknowledge(index, wanted, found.generation, found.consumers)) {
+  if (state == kReady && !acknowledge(index, wanted.ack, found.generation, found.consumers)) {
     out->fate = kConsumed;
     return Found::kGone;
   }
@@ -167,14 +167,14 @@ Reader::Found Reader::look_leased(uint32_t index, const Wanted& wanted, hsx_leas
 }
 
 // False if all acknowledgements are used up.
-bool Reader::acknowledge(uint32_t index, const Wanted& wanted, uint64_t generation, uint32_t consumers) {
+bool Reader::acknowledge(uint32_t index, bool ack, uint64_t generation, uint32_t consumers) {
   uint64_t& word = files_.view.ack(index);
   uint64_t seen = load_acquire(word);
   for (;;) {
     if (seen >> 32 != (generation & 0xFFFFFFFF))
       return true;  // somebody scribbled on it; the producer will not count it either
     if ((seen & 0xFFFFFFFF) >= consumers) return false;
-    if (!wanted.ack || __atomic_compare_exchange_n(&word, &seen, seen + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
+    if (!ack || __atomic_compare_exchange_n(&word, &seen, seen + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
       return true;
   }
 }
@@ -185,6 +185,17 @@ void Reader::keep(uint32_t slot, uint64_t generation) {
   Held& held = held_[slot];
   held.generation = generation;
   ++held.count;
+}
+
+void Reader::acknowledge(uint32_t slot, uint64_t generation) {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto held = held_.find(slot);
+    if (held == held_.end() || held->second.generation != generation)
+      fail(HSX_E_INVALID, "acknowledge: no lease on generation %llu of slot %u", ull(generation), slot);
+  }
+  if (!acknowledge(slot, true, generation, load_relaxed(files_.view.slot(slot).consumers)))
+    fail(HSX_E_LOST, "acknowledge: the sample is gone: consumed");
 }
 
 void Reader::release(uint32_t slot, uint64_t generation) {

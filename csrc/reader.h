@@ -21,6 +21,7 @@ class Reader {
 
   // HSX_OK or HSX_E_FAILED, leased; otherwise throws. `flags`: HSX_LEASE_*.
   hsx_code lease_wait(const char* key, uint32_t key_bytes, int flags, uint64_t timeout_us, hsx_lease* out);
+  void acknowledge(uint32_t slot, uint64_t generation);
   void release(uint32_t slot, uint64_t generation);
   void alive(int* alive, int* closed);
   void stop();                               // no more leases; HSX_E_BUSY while some are held
@@ -40,7 +41,7 @@ class Reader {
   Found look(const Wanted& wanted, hsx_lease* out, bool* failed);
   Found look_at(uint32_t slot, const Wanted& wanted, hsx_lease* out, bool* failed);
   Found look_leased(uint32_t slot, const Wanted& wanted, hsx_lease* out, bool* failed);
-  bool acknowledge(uint32_t slot, const Wanted& wanted, uint64_t generation, uint32_t consumers);
+  bool acknowledge(uint32_t slot, bool ack, uint64_t generation, uint32_t consumers);
   void keep(uint32_t slot, uint64_t generation);
 
   std::string path_;

@@ -154,6 +154,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hsx_reader_open": [c_char_p, POINTER(c_void_p)],
     "hsx_reader_close": [c_void_p],
     "hsx_lease_wait": [c_void_p, c_char_p, c_uint32, c_int, c_uint64, POINTER(Lease)],
+    "hsx_lease_ack": [c_void_p, c_uint32, c_uint64],
     "hsx_lease_release": [c_void_p, c_uint32, c_uint64],
     "hsx_reader_alive": [c_void_p, POINTER(c_int), POINTER(c_int)],
     "hsx_probe": [c_char_p, POINTER(ProbeInfo)],

@@ -161,6 +161,11 @@ class Lease:
     def native(self) -> _native.Lease:
         return self._raw
 
+    def acknowledge(self) -> None:
+        """Uses one of the sample's acknowledgements. Raises `SampleLost` if others have used them all since."""
+        if self._reader is not None:
+            self._reader._acknowledge(self._raw.slot, self._raw.generation)
+
     def release(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -243,6 +248,12 @@ class ArenaReader:
     @property
     def num_leases(self) -> int:
         return self._leases
+
+    def _acknowledge(self, slot: int, generation: int) -> None:
+        code = self._lib.fast.hsx_lease_ack(self._handle, slot, generation)
+        if code == _native.LOST:
+            raise SampleLost(str(self._lib.error(code)), "consumed")
+        self._lib.check(code)
 
     def _release(self, slot: int, generation: int) -> None:
         if os.getpid() != self._pid:

@@ -20,19 +20,16 @@ SampleDataset(url, handles, transform=lambda sample: sample["hidden_states"].flo
 from __future__ import annotations
 
 import itertools
-import queue
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError, HsxferError
+from .prefetch import Prefetcher
 from .sample import Sample
-from .source import HandleLike, Source, open_source
+from .source import HandleLike, open_source
 
 T = TypeVar("T")
-
-_POLL_S = 0.1  # how long a thread that waits overlooks that nobody wants its result any more
 
 
 def as_tensors(sample: Sample) -> dict[str, Any]:
@@ -78,61 +75,22 @@ class SampleDataset(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         transform: Callable[[Sample], Any] = self._transform or as_tensors
         with open_source(self.url) as source:
-            for handle, fetched in _Fetcher(source, _worker_share(self.handles), self.depth, self._options):
-                if isinstance(fetched, Sample):
-                    fetched.used_here()  # not on the stream of the thread that fetched it
-                    with fetched as sample:
-                        yield transform(sample)
-                elif self._on_error is None:
-                    raise fetched
-                else:
-                    self._on_error(handle, fetched)
-
-
-class _Fetcher(threading.Thread):
-    """Fetches in a thread, so that a slow stream of handles never holds back a sample that is there."""
-
-    def __init__(self, source: Source, handles: Iterator[HandleLike], depth: int, options: dict[str, Any]) -> None:
-        super().__init__(name="hsxfer-fetch", daemon=True)  # it may be waiting for a handle that never comes
-        self._source = source
-        self._handles = handles
-        self._options = options
-        self._fetched: queue.Queue[tuple[HandleLike, Sample | HsxferError] | None] = queue.Queue(depth)
-        self._unwanted = threading.Event()
-        self._error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[tuple[HandleLike, Sample | HsxferError]]:
-        self.start()
-        try:
-            while (item := self._fetched.get()) is not None:
-                yield item
-            if self._error is not None:
-                raise self._error
-        finally:
-            self._unwanted.set()
-
-    def run(self) -> None:
-        try:
-            for handle in self._handles:
+            ahead = Prefetcher(
+                lambda handle: source.get(handle, **self._options), _worker_share(self.handles), self.depth
+            )
+            for handle, future in ahead:
                 try:
-                    outcome: Sample | HsxferError = self._source.get(handle, **self._options)
+                    sample = future.result()
                 except HsxferError as error:
-                    outcome = error
-                if not self._offer((handle, outcome)):
-                    return
-        finally:
-            self._error = sys.exc_info()[1]  # what the caller's iterator raised, for whom it keeps waiting
-            self._offer(None)
-
-    def _offer(self, item: tuple[HandleLike, Sample | HsxferError] | None) -> bool:
-        """Whether anybody still wants it."""
-        while not self._unwanted.is_set():
-            try:
-                self._fetched.put(item, timeout=_POLL_S)
-                return True
-            except queue.Full:
-                continue
-        return False
+                    if self._on_error is None:
+                        raise
+                    self._on_error(handle, error)
+                    continue
+                del future
+                sample.used_here()  # not on the stream of the thread that fetched it
+                with sample:
+                    yield transform(sample)
+                del sample
 
 
 def _worker_share(handles: Any) -> Iterator[HandleLike]:

@@ -11,8 +11,8 @@ from ._native import byref
 from .arena import Lease
 from .encoding import decode_torch, screen
 from .errors import ConfigError, HandleError, IntegrityError, SampleLost
-from .handle import Handle, TensorSpec, token_hash, token_ids_array
-from .layout import Placement
+from .handle import ITEM_BYTES, Handle, TensorSpec, token_hash, token_ids_array
+from .layout import Placement, encoded_row_bytes, encoding_of
 from .tensors import check_dtype, empty, memory_at, view
 from .tensors_cuda import used_here
 
@@ -40,17 +40,30 @@ class Part:
         self.specs = dict(self.handle.tensors)
         if head.get(TOKEN_IDS):
             self.specs[TOKEN_IDS] = TensorSpec("int64", (self.handle.rows[1] - self.handle.rows[0],))
-        self._places = head["tensors"]
+        self._places: Any = head.get("tensors")
 
     def place(self, name: str) -> Placement:
-        entry = self._places[name]
-        spec, encoding = self.specs[name], entry.get("encoding", "none")
-        if encoding != "none":
-            spec = TensorSpec("uint8", (spec.shape[0], entry["row_bytes"]))
-        marks = entry.get("marks", (0, 0))
-        return Placement(
-            *(spec, entry["offset"], entry["row_bytes"], entry["rows"], entry["digests"], *marks, encoding)
-        )
+        """Raises `HandleError` where the arena's description does not agree with the sample's tensors: it could lead anywhere."""
+        spec = self.specs[name]
+        try:
+            entry = self._places[name]
+            offset, row_bytes, rows = int(entry["offset"]), int(entry["row_bytes"]), int(entry["rows"])
+            digests, encoding = entry["digests"], entry.get("encoding", "none")
+            marks, rows_per_mark = map(int, entry.get("marks", (0, 0)))
+            digests = None if digests is None else int(digests)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise HandleError(f"the arena's description of {name!r} is malformed: {error!r}") from None
+        width = math.prod(spec.shape[1:])
+        if encoding == "none":
+            expected = width * ITEM_BYTES[spec.dtype]
+        elif encoding == encoding_of(str(encoding), spec.dtype):
+            expected = encoded_row_bytes(encoding, width)
+            spec = TensorSpec("uint8", (spec.shape[0], expected))
+        else:
+            raise HandleError(f"rows of {name!r}, {spec.dtype}, cannot be encoded as {encoding!r}")
+        if row_bytes != expected:
+            raise HandleError(f"rows of {name!r} have {row_bytes} bytes as {encoding}, not {expected}")
+        return Placement(spec, offset, row_bytes, rows, digests, marks, rows_per_mark, encoding)
 
     def pieces(self, name: str) -> list[Piece]:
         """This rank's pieces of the tensor; under `leader` one that is all of it."""

@@ -15,7 +15,7 @@ from typing import Any
 from . import _native
 from .arena import WAIT_SLICE_S, check_not_forked
 from .config import Options
-from .errors import ConfigError, HandleError, StoreFull, TransportUnavailable
+from .errors import ConfigError, HandleError, HsxferError, StoreFull, TransportUnavailable
 from .handle import (
     Handle,
     TensorSpec,
@@ -85,11 +85,11 @@ class Sink:
         cannot hold still (the outputs of a CUDA graph that is replayed). Raises `ConfigError` or
         `HandleError` for what cannot be sent, and what `begin` raises.
         """
-        rows = {name: rows_of(tensor, snapshot) for name, tensor in tensors.items()}
-        shapes = {name: (row.shape, row.dtype) for name, row in rows.items()}
+        rows = {name: rows_of(tensor, snapshot) for name, tensor in tensors.items()} if self.sends else {}
+        shapes = {name: (row.shape, row.dtype) for name, row in rows.items()} or _shapes(tensors)
         ticket = self.begin(key, shapes, token_ids=token_ids, meta=meta, rid=rid, consumers=consumers)
         if self.sends:
-            self._write([(ticket, name, 0, row) for name, row in rows.items()])
+            self._write_all(ticket, rows)
         self._num_puts += 1
         return ticket.commit()
 
@@ -126,7 +126,7 @@ class Sink:
         with self._lock:
             self._tickets[id(ticket)] = ticket
         if ids is not None:
-            self._write([(ticket, "token_ids", 0, rows_of(ids))])
+            self._write_all(ticket, {"token_ids": rows_of(ids)})
         return ticket
 
     def reject(
@@ -274,9 +274,16 @@ class Sink:
         with self._lock:
             self._num_refused += 1
 
+    def _write_all(self, ticket: Ticket, rows: Mapping[str, Rows]) -> None:
+        """Whole tensors of a sample that nobody else can end: it fails, and gives its room back, if they cannot be written."""
+        try:
+            self._write([(ticket, name, 0, row) for name, row in rows.items()])
+        except HsxferError as error:
+            ticket.abort(str(error))
+            raise
+
     def _write(self, writes: list[tuple[Ticket, str, int, Rows]]) -> None:
-        check_not_forked(self._pid, "sink")  # before the lock, which a forked child may find held for ever
-        with self._lock:
+        with self._locked():
             self._check_open()
             for ticket, name, start, rows in writes:
                 ticket.check(name, start, rows)
@@ -289,12 +296,16 @@ class Sink:
                     for ticket, name, start, rows in writes
                     if (plan := ticket.plan(name, start, rows))
                 )
-                self._outbox.submit(planned, [rows.owner for _, _, _, rows in writes])
+                try:
+                    self._outbox.submit(planned, [rows.owner for _, _, _, rows in writes])
+                except HsxferError as error:
+                    for ticket, *_ in writes:  # rows were noted that will not come
+                        ticket.spoil(f"its rows could not be queued: {error}")
+                    raise
             self._num_writes += len(writes)
 
     def _seal(self, ticket: Ticket, tail: bytes, failed: bool) -> None:
-        check_not_forked(self._pid, "sink")
-        with self._lock:
+        with self._locked():
             self._tickets.pop(id(ticket), None)
             if self._outbox is not None and ticket.slot is not None:
                 self._outbox.seal(ticket.slot, tail, failed)
@@ -309,6 +320,10 @@ class Sink:
                 "%s is full (%d of %d bytes, %d samples unread) and nobody reads it",
                 *(self.store, stats["payload_bytes"], stats["capacity_bytes"], stats["num_unread"]),
             )
+
+    def _locked(self) -> threading.Lock:
+        check_not_forked(self._pid, "sink")  # a forked child may find the lock held for ever
+        return self._lock
 
     def _check_open(self) -> None:
         check_not_forked(self._pid, "sink")
@@ -358,10 +373,16 @@ def open_sink(
         outbox = Outbox(transport.open_arena(parsed, instance, rank.label), str(parsed), parsed.options.device)
         try:
             outbox.prepare()
-        except TransportUnavailable:
+        except HsxferError:
             outbox.close()
             raise
     return Sink(parsed.options, rank, ranks, outbox, identity)
+
+
+def _shapes(tensors: Mapping[str, Any]) -> Shapes:
+    """Of tensors that are not sent, so not looked at any closer."""
+    sized = {name: tensor if hasattr(tensor, "dtype") else rows_of(tensor) for name, tensor in tensors.items()}
+    return {name: (tensor.shape, str(tensor.dtype)) for name, tensor in sized.items()}
 
 
 # Not weak: a sink that its owner forgot still closes in order at the end, or its consumers would take the producer for dead.

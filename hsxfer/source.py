@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from itertools import count
+from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any
 
 from .arena import WAIT_SLICE_S, ArenaReader, Lease, ReaderClosed, check_not_forked
@@ -17,6 +15,7 @@ from .delivery import deliver
 from .errors import ConfigError, HandleError, IntegrityError, SampleLost, TransferTimeout, TransportUnavailable
 from .foreign import HOST
 from .handle import Handle, check_key
+from .prefetch import Prefetcher
 from .sample import TOKEN_IDS, Part, Sample
 from .tensors import check_framework
 from .tensors_cuda import parse_device
@@ -73,7 +72,7 @@ class Source:
         self._check_open()
         check_framework(framework)
         gpu = parse_device(framework, device)
-        if verify not in (True, False, "auto"):
+        if not (isinstance(verify, bool) or verify == "auto"):
             raise ConfigError(f"verify={verify!r} is not True, False or 'auto'")
         expected, key = self._identify(handle)
         deadline = _Deadline(timeout_s)
@@ -94,7 +93,6 @@ class Source:
                 for reader in readers:
                     parts.append(Part(self._lease(reader, name, deadline), part.handle))
                     on_error.callback(parts[-1].lease.release)
-            acknowledge = self._acknowledge if ack else lambda *_: None
             if gpu != HOST:
                 names = sample.keys() + ([TOKEN_IDS] if TOKEN_IDS in part.specs else [])
                 try:
@@ -103,12 +101,12 @@ class Source:
                         *(lambda: self._must_live(first, name), deadline.left_s),
                     )
                 except IntegrityError:  # it was read, so its memory must not wait for another reader
-                    for reader, held in zip(readers, parts, strict=True):
-                        acknowledge(reader, name, held.lease)
+                    for held in parts if ack else ():
+                        held.lease.acknowledge()
                     raise
                 sample.deliver(tensors, part.meta)
-            for reader, held in zip(readers, parts, strict=True):
-                acknowledge(reader, name, held.lease)
+            for held in parts if ack else ():
+                held.lease.acknowledge()
             if gpu == HOST:
                 sample.load(parts, verify, copy)
                 on_error.pop_all()
@@ -157,7 +155,9 @@ class Source:
         if handle is not None:
             reader = self._await_reader(handle.instance, handle.ranks[0], deadline)
             return reader, self._lease(reader, name, deadline, early and len(handle.ranks) == 1)
-        pause, lost = _POLL_S[0], None
+        pause = _POLL_S[0]
+        lost: SampleLost | None = None
+        last_word: SampleLost | None = None
         while True:
             with self._lock:
                 readers = list(self._store.readers())
@@ -173,7 +173,13 @@ class Source:
                 except ReaderClosed:
                     self._check_open()  # else its arena was unlinked
                 except SampleLost as error:
-                    lost = error
+                    # What a server that is gone says of the key does not end the wait for one that lives.
+                    gone = not self._alive(reader)
+                    num_gone += gone
+                    last_word = error
+                    lost = lost if gone else error
+            if lost is None and last_word is not None and num_gone == len(readers):
+                lost = last_word
             if lost is None and readers and num_gone == len(readers):
                 for reader in readers:  # nobody is left who could publish it; somebody may have before dying
                     try:
@@ -250,16 +256,6 @@ class Source:
         if not self._alive(reader):
             self._last_look(reader, name).release()
 
-    def _acknowledge(self, reader: ArenaReader, name: bytes, held: Lease) -> None:
-        """Uses one of the sample's acknowledgements. Raises `SampleLost` if others have used them all since `held` was taken."""
-        generation = None
-        with suppress(TransferTimeout):  # a newer sample of this key is on its way
-            lease = reader.lease(name, True, 0.0)
-            generation = lease.generation
-            lease.release()
-        if generation != held.generation:
-            raise SampleLost(f"sample {name.decode()!r} is gone: consumed", "consumed")
-
     def _check_open(self) -> None:
         check_not_forked(self._pid, "source")
         if self._closed:
@@ -287,35 +283,15 @@ class _Deadline:
 
 
 def _prefetch(source: Source, handles: Iterable[HandleLike], depth: int, options: dict[str, Any]) -> Iterator[Sample]:
-    waiting, turn, taken = iter(handles), threading.Condition(), 0
-
-    def fetch(number: int) -> Sample | None:
-        nonlocal taken
-        with turn:  # the number-th call takes the number-th handle
-            turn.wait_for(lambda: taken == number)
-            try:
-                handle = next(waiting, None)
-            finally:
-                taken += 1
-                turn.notify_all()
-        return None if handle is None else source.get(handle, **options)
-
     # To a GPU two at a time: while one sample's copies run the other is found, checked and queued behind them.
-    pool = ThreadPoolExecutor(1 if str(options.get("device", "cpu")) == "cpu" else min(2, depth), "hsxfer-prefetch")
-    numbers = count()
-    ahead = deque(pool.submit(fetch, next(numbers)) for _ in range(depth))
-    try:
-        while (sample := ahead[0].result()) is not None:
-            sample.used_here()  # not on the stream of the thread that fetched it
-            del sample
-            ahead.append(pool.submit(fetch, next(numbers)))
-            yield ahead.popleft().result()  # type: ignore[misc] # bound to no name here: only the loop holds it
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for future in ahead:
-            future.add_done_callback(_release_unwanted)
+    num_threads = 1 if str(options.get("device", "cpu")) == "cpu" else min(2, depth)
+    for _, future in Prefetcher(lambda handle: source.get(handle, **options), handles, depth, num_threads):
+        box = [future]
+        del future
+        yield _used_here(box.pop())  # bound to no name here: only the loop holds it
 
 
-def _release_unwanted(future: Future[Sample | None]) -> None:
-    if not future.cancelled() and future.exception() is None and (sample := future.result()) is not None:
-        sample.release()
+def _used_here(future: Future[Sample]) -> Sample:
+    sample = future.result()
+    sample.used_here()  # not on the stream of the thread that fetched it
+    return sample

@@ -108,7 +108,8 @@ class Ticket:
 
     def _end(self) -> bool:
         """Whether there is something to seal: not on a silent rank, not after a refusal, not twice."""
-        first, self._ended = not self._ended, True
+        with self._sink._locked():  # its owner may commit while the sink closes
+            first, self._ended = not self._ended, True
         return first and self.slot is not None and not self._refused
 
     def refuse(self, slot: _native.Slot | None, reason: str) -> None:
@@ -116,6 +117,10 @@ class Ticket:
         self.slot, self._failed, self._refused = slot, reason, True
         if slot is not None:
             self._sink._seal(self, *self._tail())
+
+    def spoil(self, reason: str) -> None:
+        """The sample will have failed for `reason`, whatever becomes of it."""
+        self._failed = self._failed or reason
 
     def check(self, name: str, start: int, rows: Rows) -> None:
         """Raises `ConfigError` for a write that cannot be."""
@@ -133,7 +138,7 @@ class Ticket:
                 f"not {rows.dtype} {list(rows.shape[1:])}"
             )
         # The order of writes is kept on each device only.
-        if self._devices.setdefault(name, rows.device) != rows.device:
+        if self._devices.get(name, rows.device) != rows.device:
             raise ConfigError(f"sample {self.handle.key!r}: {name!r} is written from two devices; send it from one")
         if not 0 <= start <= start + rows.num_rows <= spec.shape[0]:
             raise ConfigError(
@@ -148,6 +153,7 @@ class Ticket:
     def plan(self, name: str, start: int, rows: Rows) -> Plan | None:
         """Takes note of a checked write and says what this rank copies for it, if anything."""
         place, slot, written = self.layout.placements[name], self.slot, self._written[name]
+        self._devices[name] = rows.device
         stop = start + rows.num_rows
         if slot is None or self._refused:
             return None

@@ -37,13 +37,13 @@ class ShmTransport:
 
     def open_arena(self, url: StoreUrl, instance: str, label: str) -> Arena:
         directory, options = store_dir(url), url.options
+        path = os.path.join(directory, f"{instance}.{label}")
         for attempt in range(3):
-            make_private(directory)
-            reclaim(directory, unread_too=True)
-            path = os.path.join(directory, f"{instance}.{label}")
             try:
+                make_private(directory)
+                reclaim(directory, unread_too=True)
                 return ShmArena(path, options.capacity_bytes, options.unread_ttl_s, options.num_slots)
-            except TransportUnavailable:
+            except (TransportUnavailable, FileNotFoundError):
                 # Another sink that closed may have removed the directory between the two.
                 if attempt == 2 or os.path.isdir(directory):
                     raise
@@ -109,6 +109,11 @@ class ShmStore:
         readers, self._readers = list(self._readers.values()), {}
         for reader in readers:
             reader.close()
+        # The last to read what a closed producer left takes the left-overs along.
+        with contextlib.suppress(OSError, TransportUnavailable):
+            check_private(self._directory)
+            reclaim(self._directory, unread_too=False)
+            os.rmdir(self._directory)
 
     def _open(self, name: str) -> ArenaReader | None:
         reader = self._readers.get(name)
