@@ -120,14 +120,9 @@ def test_nobody_imports_the_rim_from_inside() -> None:
         for name in own(module):
             top = name.split(".")[0]
             if top in ("engines", "trainers", "testing", "demo", "cli"):
-<<<<<<< Updated upstream
                 runs = module.split(".")[0] == "cli" and top == "demo"  # `hsxfer demo`
                 asks = (module, name) == ("cli.health", "engines.sglang.setup")  # which versions have an adapter
                 assert module.split(".")[0] in {top, "demo"} or runs or asks, f"{module} imports {name}"
-=======
-                # The command line stands above all: `hsxfer demo`, and `doctor`, which asks the plugin what it knows.
-                assert module.split(".")[0] in {top, "demo", "cli"}, f"{module} imports {name}"
->>>>>>> Stashed changes
     engines = {module.split(".")[1] for module in FILES if module.startswith("engines.")}
     for module in FILES:
         for name in own(module):
