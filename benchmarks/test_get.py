@@ -11,7 +11,7 @@ import hsxfer
 
 from .measure import Measure
 from .rows import GET_SIZES
-from .workloads import SharedMemory, memmove_to_new, random_rows, same_bytes, store, store_url
+from .workloads import SharedMemory, memmove_to_new, new_store, random_rows, same_bytes, store
 
 MANY = 60_000  # consumers, so that one sample serves every round
 SIZE = 64 << 20
@@ -76,10 +76,12 @@ def test_bytes_touched(measure: Measure, quick: bool, name: str, options: dict[s
 def test_join(measure: Measure, quick: bool) -> None:
     """Two ranks write their halves of every chunk; the consumer gets one tensor, digests checked."""
     tensor = random_rows(SIZE >> 10 if quick else SIZE)
-    url = store_url(tensor.nbytes)
-    sinks = [hsxfer.open_sink(url, hsxfer.Rank(tp=(i, 2)), policy="shard", instance="bench") for i in range(2)]
-    with sinks[0], sinks[1], hsxfer.open_source(url.split("?")[0]) as source:
-        handle, _ = (sink.put({"hidden_states": tensor}, key="joined", consumers=MANY) for sink in sinks)
+
+    def shard(index: int) -> hsxfer.Sink:
+        return hsxfer.open_sink(url, hsxfer.Rank(tp=(index, 2)), policy="shard", instance="bench")
+
+    with new_store(tensor.nbytes) as url, shard(0) as one, shard(1) as other, hsxfer.open_source(one.store) as source:
+        handle, _ = (sink.put({"hidden_states": tensor}, key="joined", consumers=MANY) for sink in (one, other))
         with source.get(handle) as sample:
             assert same_bytes(sample["hidden_states"], tensor)
         measure(

@@ -16,7 +16,7 @@ import hsxfer
 
 from .measure import Measure
 from .peer import checksum, peer
-from .workloads import WIDTH, random_rows, store_url
+from .workloads import WIDTH, new_store, random_rows
 
 SIZE = 64 << 20
 
@@ -60,8 +60,7 @@ def cpu_seconds(way: Callable[[], Any]) -> float:
 def test_way(measure: Measure, quick: bool, name: str, form: str, read: bool) -> None:
     num_bytes = SIZE >> 10 if quick else SIZE
     tensor = torch.randn(num_bytes // (2 * WIDTH), WIDTH).bfloat16()
-    url = store_url(2 * num_bytes)
-    with hsxfer.open_sink(url) as sink, peer(sink.store) as pipe:
+    with new_store(2 * num_bytes) as url, hsxfer.open_sink(url) as sink, peer(sink.store) as pipe:
         for _ in range(2 if quick else 6):  # goes round the arena, so that all of it is warm on both sides
             way(sink, pipe, tensor, read=True, verify=True)
         small = tensor[:16]
@@ -110,7 +109,7 @@ def test_wake(measure: Measure, quick: bool) -> None:
         assert found == b"12345678"
         return float(end - start)
 
-    with hsxfer.open_sink(store_url(1 << 20)) as sink, peer(sink.store) as pipe:
+    with new_store(1 << 20) as url, hsxfer.open_sink(url) as sink, peer(sink.store) as pipe:
         measure(
             "way: write and commit of 4 KiB to a waiting get in another process",
             wake,
@@ -154,7 +153,7 @@ def test_stream(measure: Measure, quick: bool, name: str, options: dict[str, boo
         assert found == first
         return float(end - start)
 
-    with hsxfer.open_sink(store_url(64 * num_bytes)) as sink, peer(sink.store) as pipe:
+    with new_store(64 * num_bytes) as url, hsxfer.open_sink(url) as sink, peer(sink.store) as pipe:
         measure(
             name,
             stream,

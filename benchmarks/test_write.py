@@ -10,7 +10,7 @@ import hsxfer
 
 from .measure import Measure
 from .rows import WRITES
-from .workloads import SharedMemory, Tensors, random_rows, same_bytes, store, store_url, tensors_of
+from .workloads import SharedMemory, Tensors, new_store, random_rows, same_bytes, store, tensors_of
 
 PUTS = [what for what in WRITES if "request" not in what]
 BATCHES = [what for what in WRITES if "request" in what]
@@ -107,24 +107,26 @@ def test_first_pass(measure: Measure, quick: bool) -> None:
         with sinks.pop() as sink, hsxfer.open_source(sink.store) as source:
             check(source, "first", tensors)
 
-    measure(
-        "write: one tensor, 64 MiB, first pass through a new arena",
-        put,
-        baseline=lambda: memory.memmove(tensor),
-        num_bytes=tensor.nbytes,
-        after=take,
-        rounds=15,
-        before=lambda: sinks.append(hsxfer.open_sink(store_url(tensor.nbytes))),
-    )
+    with new_store(tensor.nbytes) as url:
+        measure(
+            "write: one tensor, 64 MiB, first pass through a new arena",
+            put,
+            baseline=lambda: memory.memmove(tensor),
+            num_bytes=tensor.nbytes,
+            after=take,
+            rounds=15,
+            before=lambda: sinks.append(hsxfer.open_sink(url)),
+        )
 
 
 def test_open_sink(measure: Measure, quick: bool) -> None:
     num_bytes = 1 << (20 if quick else 30)
     sinks: list[hsxfer.Sink] = []
-    measure(
-        "open_sink with 1 GiB",
-        lambda: sinks.append(hsxfer.open_sink(store_url(num_bytes))),
-        after=lambda: sinks.pop().close(),
-        rounds=10,
-        warmup=1,
-    )
+    with new_store(num_bytes) as url:
+        measure(
+            "open_sink with 1 GiB",
+            lambda: sinks.append(hsxfer.open_sink(url)),
+            after=lambda: sinks.pop().close(),
+            rounds=10,
+            warmup=1,
+        )

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,14 +68,22 @@ def memmove_to_new(source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def store_url(num_bytes: int, **options: Any) -> str:
-    """A store of this process's own, with room for `num_bytes`."""
+@contextmanager
+def new_store(num_bytes: int, **options: Any) -> Iterator[str]:
+    """The URL of a store of this process's own, with room for `num_bytes`; what is left of it is removed."""
+    name = f"bench-{os.getpid()}-{next(_numbers)}"
     text = "".join(f"&{name}={value}" for name, value in options.items())
-    return f"shm://bench-{os.getpid()}-{next(_numbers)}?capacity={num_bytes}{text}"
+    try:
+        yield f"shm://{name}?capacity={num_bytes}{text}"
+    finally:
+        shutil.rmtree(f"/dev/shm/hsxfer-{os.geteuid()}-{name}", ignore_errors=True)
 
 
 @contextmanager
 def store(num_bytes: int, **options: Any) -> Iterator[tuple[hsxfer.Sink, hsxfer.Source]]:
-    url = store_url(num_bytes, **options)
-    with hsxfer.open_sink(url) as sink, hsxfer.open_source(url.split("?")[0]) as source:
+    with (
+        new_store(num_bytes, **options) as url,
+        hsxfer.open_sink(url) as sink,
+        hsxfer.open_source(sink.store) as source,
+    ):
         yield sink, source

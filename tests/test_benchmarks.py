@@ -18,8 +18,14 @@ def test_quick_run_reports_every_row(tmp_path):
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", "pytest", "benchmarks", "-o", "addopts=", "-p", "no:cacheprovider"]
     options = ["--benchmark-only", "--quick", "--results", str(results)]
-    run = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    run = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with run:
+        try:
+            out, err = run.communicate(timeout=280)
+        finally:
+            run.kill()
+    assert run.returncode == 0, out[-4000:] + err[-2000:]
+    assert not list(Path("/dev/shm").glob(f"hsxfer-*-bench-{run.pid}-*"))
     report = json.loads(results.read_text())
     assert {row["name"] for row in report["rows"]} == set(ROWS)
     assert report["arguments"]["quick"]
