@@ -282,11 +282,20 @@ def test_the_table_shows_no_ratio_to_noise(capsys: pytest.CaptureFixture[str]) -
             **{"reply_bytes": 1000 * seconds, "rows": rows},
         }
 
-    told = {"num_prompts": 3, "num_tokens": 300, "in_flight": 8, "hidden_size": 192, "repeats": 4}
+    told = {
+        "hsxfer_counted_cpu_s": [0.04, 0.0],
+        "num_prompts": 3,
+        "num_tokens": 300,
+        "in_flight": 8,
+        "hidden_size": 192,
+        "repeats": 4,
+    }
     checked = {"num_prompts": 4, "num_rows": 400, "num_equal": 4}
     result = {**told, "checked": checked, "stock": side(2.0, 0.3, 250), "hsxfer": side(1.0, -0.01, 300)}
     show_comparison(Console(width=100), result)
     shown = capsys.readouterr().out
-    (line,) = [line for line in shown.splitlines() if "rank 1" in line]
+    (line,) = [line for line in shown.splitlines() if "rank 1 for them" in line]
     assert line.split()[-6:] == ["0.30", "±", "0.03", "-0.01", "±", "0.03"]
+    (line,) = [line for line in shown.splitlines() if "rank 1, in hsxfer's hooks" in line]
+    assert line.split()[-1] == "0.000"
     assert "left 50 rows out" in shown

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -62,9 +63,12 @@ class Side:
 
 
 def compare(
-    stock: Server, ours: Server, source: hsxfer.Source, prompts: list[list[int]], limit_s: float
+    stock: Server, ours: Server, source: hsxfer.Source, prompts: list[list[int]], limit_s: float, stats_dir: Path
 ) -> dict[str, Any]:
-    """Raises nothing for a difference: it is in the result, which is plain JSON. Repeats for `limit_s`, and three times at least."""
+    """Raises nothing for a difference: it is in the result, which is plain JSON. Repeats for `limit_s`, and three times at least.
+
+    `stats_dir`: where our server's ranks keep their counters (`HSXFER_STATS_DIR`).
+    """
 
     def take_ours(reply: bytes) -> torch.Tensor:
         with source.get(hsxfer.Handle.from_meta_info(json.loads(reply)), copy=True) as sample:
@@ -75,6 +79,7 @@ def compare(
     sides = [(stock, take_stock, Side("stock", [], [])), (ours, take_ours, Side("hsxfer", [], []))]
     for server, take, _ in sides:
         run_pass(server, prompts, take)  # warm-up, not counted
+    counted = counted_cpu_s(ours, prompts[0], stats_dir)
     began, first = time.monotonic(), False
     while len(sides[0][2].with_states) < MIN_REPEATS or time.monotonic() - began < limit_s:
         # Who comes first, and which of its passes, changes too: a pass behind another server's finds the processor's caches cold.
@@ -84,14 +89,25 @@ def compare(
                 passes.append(run_pass(server, prompts, take if hidden_states else None))
         sides.reverse()
         first = not first
+    num_passes = len(sides[0][2].with_states)
+    counts = zip(counted_cpu_s(ours, prompts[0], stats_dir), counted, strict=True)
     return {
+        "hsxfer_counted_cpu_s": [(after - before) / num_passes for after, before in counts],
         "num_prompts": len(prompts),
         "num_tokens": sum(map(len, prompts)),
         "in_flight": IN_FLIGHT,
-        "repeats": len(sides[0][2].with_states),
+        "repeats": num_passes,
         "checked": checked,
         **{side.name: side.summary() for _, _, side in sides},
     }
+
+
+def counted_cpu_s(server: Server, prompt: list[int], stats_dir: Path) -> list[float]:
+    """Seconds of processor time that each rank has spent in hsxfer's hooks since its start, by its own count."""
+    server.generate(prompt, False)  # an idle rank does not write its counters
+    time.sleep(SETTLE_S)
+    server.generate(prompt, False)
+    return [json.loads(path.read_text())["cpu_s"] for path in sorted(stats_dir.glob("*.json"))]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -77,7 +77,7 @@ def run(plan: Plan, console: Console) -> dict[str, Any]:
 
             console.print("the same prompts with stock sglang and with hsxfer, in turn")
             with hsxfer.open_source(url) as source:
-                compared = compare(servers[1], servers[0], source, prompts[:NUM_COMPARED], COMPARE_S)
+                compared = compare(servers[1], servers[0], source, prompts[:NUM_COMPARED], COMPARE_S, logs / "stats")
             config = json.loads((model_dir / "config.json").read_text())
             result["comparison"] = {**compared, "hidden_size": config["hidden_size"]}
             show_comparison(console, result["comparison"])
@@ -102,7 +102,9 @@ def _servers(plan: Plan, model_dir: Path, logs: Path, url: str, stack: contextli
 
     stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
     stack.callback(stop)
-    kinds = {"hsxfer": {"HSXFER_SINK": f"{url}?capacity={CAPACITY}"}, **({"stock": {}} if plan.compare else {})}
+    (logs / "stats").mkdir()
+    sink = {"HSXFER_SINK": f"{url}?capacity={CAPACITY}", "HSXFER_STATS_DIR": str(logs / "stats")}
+    kinds = {"hsxfer": sink, **({"stock": {}} if plan.compare else {})}
     for name, env in kinds.items():
         servers.append(Server(f"sglang ({name})", model_dir, plan.tp, logs / f"{name}.log", env))
     return servers

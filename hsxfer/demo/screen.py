@@ -65,6 +65,8 @@ def show_comparison(console: Console, result: dict[str, Any]) -> None:
     spread_row("  of them for hidden states", stock["hidden_s"], ours["hidden_s"])
     for rank, (of, to) in enumerate(zip(stock["hidden_cpu_s"], ours["hidden_cpu_s"], strict=True)):
         spread_row(f"CPU seconds of rank {rank} for them", of, to)
+    for rank, seconds in enumerate(result["hsxfer_counted_cpu_s"]):
+        table.add_row(f"  of rank {rank}, in hsxfer's hooks", "", f"{seconds:.3f}", "")
     row("bytes of replies", "{:,.0f}", stock["reply_bytes"], ours["reply_bytes"])
     table.add_row("rows that arrived", f"{stock['rows']:,}", f"{ours['rows']:,}", f"of {result['num_tokens']:,}")
     console.print(table)
@@ -74,7 +76,8 @@ def show_comparison(console: Console, result: dict[str, Any]) -> None:
         f"{result['hidden_size']}, {os.cpu_count()} {platform.machine()} cores. Medians of {result['repeats']} repeats "
         "that alternate between the servers, each with an empty cache.",
         "For hidden states: what the prompts take with them less what they take without, of the same repeat; CPU seconds are user "
-        "and system time of the rank's whole process. ± is half the range of the middle half of the repeats.",
+        "and system time of the rank's whole process, and below it what the plugin's own clocks say. ± is half the range of the "
+        "middle half of the repeats.",
         f"{checked['num_equal']} of {checked['num_prompts']} prompts sent one at a time to both servers gave the same hidden "
         "states, bit for bit.",
     ]
