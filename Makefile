@@ -87,8 +87,9 @@ gpu-build: ## the native library with its kernels, in place
 
 gpu-test: gpu-build ## the tests that need a GPU; SANITIZE=1: kernels under compute-sanitizer
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu $(ARGS)
-	$(if $(SANITIZE),PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --target-processes all \
-		$(GPU_PYTHON) -m pytest tests/gpu/test_gpu_kernels.py -q --timeout 600)
+	$(if $(SANITIZE),PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
+		$(GPU_PYTHON) -m pytest tests/gpu/test_gpu_kernels.py -q --timeout 600 \
+		-k "fp8_is or screens or (alignment and (0-16 or 1-17 or 2-100 or 8-24 or 4-4096 or 0-1])) or (round_trip and 33)")
 
 gpu-bench: gpu-build ## the figures of the GPU path, beside the pinned copy; OUT=file.json
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu $(if $(OUT),--out $(OUT)) $(ARGS)
