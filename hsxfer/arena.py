@@ -74,20 +74,20 @@ class Arena:
             if data_bytes > self._region_bytes:  # rows so narrow that their digests are what does not fit, ever
                 raise StoreFull(message, data_bytes, self._region_bytes - used["extent_bytes"], self._region_bytes)
             raise StoreFull(message, payload_bytes, self.capacity_bytes - used["payload_bytes"], self.capacity_bytes)
-        self._lib.check(code)
+        self._check(code)
         return slot
 
     def wait_space(self, timeout_s: float) -> None:
         """Returns when something was released, or after `timeout_s`, whichever comes first."""
         code = self._lib.slow.hsx_arena_wait_space(self._open(), int(timeout_s * 1e6))
         if code != _native.TIMEOUT:
-            self._lib.check(code)
+            self._check(code)
 
     def attach(self, device: int) -> str:
         """Copies can come from that GPU from now on. Pins the region, which takes 60 ms a GiB; returns why that failed, or "".
         Raises `TransportUnavailable`: no CUDA here, or no such device."""
         warning = ctypes.c_char_p()
-        self._lib.check(self._lib.slow.hsx_arena_attach(self._open(), self.driver.encode(), device, byref(warning)))
+        self._check(self._lib.slow.hsx_arena_attach(self._open(), self.driver.encode(), device, byref(warning)))
         return (warning.value or b"").decode(errors="replace")
 
     def submit_copies(self, copies: Any, num_copies: int, device: int = -1, stream: int = 0) -> int:
@@ -100,29 +100,35 @@ class Arena:
         else:
             code = fast.hsx_submit_device_copies(arena, device, copies, num_copies, stream, byref(submission))
         if code:
-            self._lib.check(code)
+            self._check(code)
         return submission.value
 
     def submit_seal(self, slot: _native.Slot, tail: bytes, failed: bool) -> int:
         submission = ctypes.c_uint64()
-        self._lib.check(self._lib.fast.hsx_submit_seal(self._open(), slot, tail, len(tail), failed, byref(submission)))
+        self._check(self._lib.fast.hsx_submit_seal(self._open(), slot, tail, len(tail), failed, byref(submission)))
         return submission.value
 
     def wait_done(self, after: int, timeout_s: float) -> int:
         """Number of submissions done, as soon as it is more than `after`; `TransferTimeout` otherwise."""
         done = ctypes.c_uint64()
-        self._lib.check(self._lib.slow.hsx_wait_done(self._open(), after, int(timeout_s * 1e6), byref(done)))
+        self._check(self._lib.slow.hsx_wait_done(self._open(), after, int(timeout_s * 1e6), byref(done)))
         return done.value
 
     def stats(self) -> dict[str, int]:
         stats = _native.Stats()
-        self._lib.check(self._lib.fast.hsx_arena_stats(self._open(), byref(stats)))
+        self._check(self._lib.fast.hsx_arena_stats(self._open(), byref(stats)))
         return {name: getattr(stats, name) for name in _native.STATS}
 
     def close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None and os.getpid() == self._pid:
             self._lib.check(self._lib.slow.hsx_arena_close(handle))
+
+    def _check(self, code: int) -> None:
+        if code:
+            error = self._lib.error(code)
+            self._open()  # if it was closed in the middle of the call, that is what went wrong
+            raise error
 
     def _open(self) -> ctypes.c_void_p:
         if self._handle is None:
@@ -206,6 +212,8 @@ class ArenaReader:
             error = None if code in (_native.OK, _native.FAILED) else self._lib.error(code)
         finally:
             if code not in (_native.OK, _native.FAILED):
+                if raw.head:  # Ctrl-C came between the call's end and here
+                    self._lib.fast.hsx_lease_release(self._handle, raw.slot, raw.generation)
                 self._drop()
         if code == _native.OK:
             return Lease(self, raw)

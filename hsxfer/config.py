@@ -109,6 +109,13 @@ class StoreUrl:
         return f"{self.scheme}://{self.name}"
 
 
+def check_seconds(what: str, value: Any) -> float:
+    """A number of seconds, also infinite or negative, but not NaN. Raises `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(f"{what}={value!r} is not a number of seconds")
+    return float(value)
+
+
 def near_miss(word: str, known: Any) -> str:
     """`"; did you mean X?"` or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)

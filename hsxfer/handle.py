@@ -78,6 +78,13 @@ class Handle:
     def __hash__(self) -> int:
         return hash((self.store, self.instance, self.key))
 
+    def check_names(self) -> None:
+        """Of a handle made by hand too: what finds an arena must not lead out of the store. Raises `HandleError`."""
+        check_key(self.key)
+        _text(self.instance, "instance", _INSTANCE)
+        for label in self.ranks:
+            _text(label, "rank", _LABEL)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON types only; what `from_json` accepts."""
         return {

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import re
 import secrets
+import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import _native
 from .arena import WAIT_SLICE_S, check_not_forked
-from .config import Options
+from .config import Options, check_seconds
 from .errors import ConfigError, HandleError, HsxferError, StoreFull, TransportUnavailable
 from .handle import (
     Handle,
@@ -60,7 +63,7 @@ class Sink:
         self._tickets: dict[int, Ticket] = {}
         self._num_puts = self._num_writes = self._num_dropped = self._num_refused = self._num_keys = 0
         self._warned_unread = False
-        self._closed = False
+        self._closed = self._finished = False  # the second when `close` was not interrupted
         _open_sinks.add(self)
 
     @property
@@ -155,11 +158,14 @@ class Sink:
         """
         if self._arena is None:
             return
-        self._write([(ticket, name, start, rows_of(tensor, snapshot)) for ticket, name, start, tensor in writes])
+        self._write(
+            [(ticket, name, _index(start), rows_of(tensor, snapshot)) for ticket, name, start, tensor in writes]
+        )
 
     def flush(self, timeout_s: float = 30.0) -> None:
         """Waits until everything submitted so far has moved and its sources may be modified. Raises `TransferTimeout`."""
         self._check_open()
+        check_seconds("timeout_s", timeout_s)
         if self._outbox is not None:
             self._outbox.flush(timeout_s)
 
@@ -182,7 +188,7 @@ class Sink:
 
     def close(self) -> None:
         """Fails open tickets, waits for what is queued, closes the arena. Unread samples stay until read or expired."""
-        if self._closed or os.getpid() != self._pid:
+        if self._finished or os.getpid() != self._pid:
             return
         for ticket in list(self._tickets.values()):
             ticket.abort("the sink was closed")
@@ -190,15 +196,13 @@ class Sink:
             self._closed = True
         _open_sinks.discard(self)
         if self._arena is not None and self._outbox is not None:
-            stats = self._arena.stats()
-            if stats["num_unread"]:
-                log.warning(
-                    "%s closes with %d unread samples, %d bytes",
-                    self.store,
-                    stats["num_unread"],
-                    stats["payload_bytes"],
-                )
+            with suppress(TransportUnavailable):  # a close that was interrupted had closed it already
+                stats = self._arena.stats()
+                if stats["num_unread"]:
+                    left = (self.store, stats["num_unread"], stats["payload_bytes"])
+                    log.warning("%s closes with %d unread samples, %d bytes", *left)
             self._outbox.close()
+        self._finished = True
 
     def __enter__(self) -> Sink:
         return self
@@ -241,7 +245,7 @@ class Sink:
 
     def _patience(self, block_s: float | None) -> float:
         if block_s is not None:
-            return block_s
+            return check_seconds("block_s", block_s)
         return self.options.block_s if self.options.on_full == "block" else 0.0
 
     def _reserve(self, ticket: Ticket, head: bytes, patience_s: float) -> None:
@@ -276,17 +280,14 @@ class Sink:
 
     def _write_all(self, ticket: Ticket, rows: Mapping[str, Rows]) -> None:
         """Whole tensors of a sample that nobody else can end: it fails, and gives its room back, if they cannot be written."""
-        try:
+        with _unless_done(lambda error: ticket.abort(f"it could not be written: {error}")):
             self._write([(ticket, name, 0, row) for name, row in rows.items()])
-        except HsxferError as error:
-            ticket.abort(str(error))
-            raise
 
     def _write(self, writes: list[tuple[Ticket, str, int, Rows]]) -> None:
         with self._locked():
             self._check_open()
             for ticket, name, start, rows in writes:
-                ticket.check(name, start, rows)
+                ticket.check(self, name, start, rows)
             if self.options.encode != "none":
                 writes = [(ticket, name, start, ticket.encode(name, rows)) for ticket, name, start, rows in writes]
             if self._outbox is not None:
@@ -296,12 +297,8 @@ class Sink:
                     for ticket, name, start, rows in writes
                     if (plan := ticket.plan(name, start, rows))
                 )
-                try:
+                with _unless_done(lambda error: _spoil(writes, error)):
                     self._outbox.submit(planned, [rows.owner for _, _, _, rows in writes])
-                except HsxferError as error:
-                    for ticket, *_ in writes:  # rows were noted that will not come
-                        ticket.spoil(f"its rows could not be queued: {error}")
-                    raise
             self._num_writes += len(writes)
 
     def _seal(self, ticket: Ticket, tail: bytes, failed: bool) -> None:
@@ -377,6 +374,27 @@ def open_sink(
             outbox.close()
             raise
     return Sink(parsed.options, rank, ranks, outbox, identity)
+
+
+@contextmanager
+def _unless_done(undo: Callable[[object], object]) -> Iterator[None]:
+    """Calls `undo` with the exception that ends the block, if one does: also with Ctrl-C, so that no sample stays half written."""
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            undo(sys.exc_info()[1])
+
+
+def _index(start: Any) -> int:
+    return start if type(start) is int or not hasattr(start, "__index__") else operator.index(start)
+
+
+def _spoil(writes: list[tuple[Ticket, str, int, Rows]], error: object) -> None:
+    for ticket, *_ in writes:  # rows were noted that will not come
+        ticket.spoil(f"its rows could not be queued: {error}")
 
 
 def _shapes(tensors: Mapping[str, Any]) -> Shapes:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from .arena import WAIT_SLICE_S, ArenaReader, Lease, ReaderClosed, check_not_forked
+from .config import check_seconds
 from .delivery import deliver
 from .errors import ConfigError, HandleError, IntegrityError, SampleLost, TransferTimeout, TransportUnavailable
 from .foreign import HOST
@@ -145,6 +146,7 @@ class Source:
         if isinstance(handle, str) and not handle.lstrip().startswith("{"):
             return None, check_key(handle)
         parsed = handle if isinstance(handle, Handle) else Handle.from_json(handle)
+        parsed.check_names()
         if parsed.store != self.name:
             raise HandleError(f"this handle is of {parsed.store}; this source reads {self.name} only")
         return parsed, parsed.key
@@ -272,7 +274,7 @@ class _Deadline:
     """So many seconds from now; prints as what was given."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._end = time.monotonic() + timeout_s
 
     def left_s(self) -> float:

@@ -102,7 +102,7 @@ class Ticket:
     def abort(self, reason: str) -> Handle:
         """Seals the sample as failed for `reason`."""
         if self._end():
-            self._failed = reason
+            self._failed = _said(reason)
             self._sink._seal(self, *self._tail())
         return self.handle
 
@@ -114,16 +114,20 @@ class Ticket:
 
     def refuse(self, slot: _native.Slot | None, reason: str) -> None:
         """There was no room: `slot` holds no data, and the sample fails for `reason`; without a slot nobody is told."""
-        self.slot, self._failed, self._refused = slot, reason, True
+        self.slot, self._failed, self._refused = slot, _said(reason), True
         if slot is not None:
             self._sink._seal(self, *self._tail())
 
     def spoil(self, reason: str) -> None:
         """The sample will have failed for `reason`, whatever becomes of it."""
-        self._failed = self._failed or reason
+        self._failed = self._failed or _said(reason)
 
-    def check(self, name: str, start: int, rows: Rows) -> None:
+    def check(self, sink: Sink, name: str, start: int, rows: Rows) -> None:
         """Raises `ConfigError` for a write that cannot be."""
+        if sink is not self._sink:
+            raise ConfigError(f"sample {self.handle.key!r} is another sink's")
+        if type(start) is not int:
+            raise ConfigError(f"sample {self.handle.key!r}: start {start!r} is not an int")
         place = self.layout.placements.get(name)
         if place is None:
             raise ConfigError(
@@ -249,6 +253,10 @@ def _first_fit(pieces: list[Piece], rows: int) -> int:
             break
         at = local + stop - start
     return at
+
+
+def _said(reason: object) -> str:
+    return str(reason) if reason else "no reason given"
 
 
 def _json(value: dict[str, Any]) -> bytes:

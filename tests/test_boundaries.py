@@ -55,6 +55,7 @@ CORE = {
     "prefetch": {"errors", "sample"},
     "source": {
         "errors",
+        "config",
         "delivery",
         "prefetch",
         "foreign",

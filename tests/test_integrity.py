@@ -11,6 +11,7 @@ from peer import pattern, wait_for
 from stores import store_dir
 
 import hsxfer
+from hsxfer.sample import Part
 
 
 def damage(arena: Path, around: bytes) -> None:
@@ -110,3 +111,64 @@ def test_a_file_that_is_no_arena_disturbs_nobody(store: str, name: str, content:
                 source.get(key, timeout_s=5).release()
         assert (store_dir(store) / name).read_bytes() == content, "not ours to remove"
         os.unlink(store_dir(store) / name)
+
+
+def test_a_failure_is_a_failure_whatever_the_reason(store: str) -> None:
+    with hsxfer.open_sink(f"{store}?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
+        for number, reason in enumerate((None, "", 5)):
+            sink.begin(f"k{number}", {"x": ((4, 4), "float32")}).abort(reason)  # type: ignore[arg-type]
+            with pytest.raises(hsxfer.SampleFailed):
+                source.get(f"k{number}")
+
+
+def test_a_ticket_of_another_sink_is_refused(store: str) -> None:
+    with hsxfer.open_sink(f"{store}?capacity=1MiB") as one, hsxfer.open_sink(f"{store}?capacity=1MiB") as other:
+        ticket = one.begin("k", {"x": ((4, 4), "float32")})
+        with pytest.raises(hsxfer.ConfigError, match="another sink's"):
+            other.write_many([(ticket, "x", 0, np.ones((4, 4), "float32"))])
+        for start in ("a", None, 0.0, -1, 5):
+            with pytest.raises(hsxfer.ConfigError):
+                ticket.write("x", start, np.ones((4, 4), "float32"))  # type: ignore[arg-type]
+
+
+def test_rows_that_could_not_be_queued_fail_their_sample(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hsxfer.open_sink(f"{store}?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
+        tickets = [sink.begin(f"k{n}", {"x": ((4, 4), "float32")}) for n in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(sink._arena, "submit_copies", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                sink.write_many([(ticket, "x", 0, np.ones((4, 4), "float32")) for ticket in tickets])
+            with pytest.raises(KeyboardInterrupt):
+                sink.put({"x": np.ones((4, 4), "float32")}, "put")
+        for ticket in tickets:
+            ticket.commit()
+        for key in ("k0", "k1", "put"):
+            with pytest.raises(hsxfer.SampleFailed):
+                source.get(key)
+        sink.flush()
+        assert sink.stats()["used_bytes"] == 0
+
+
+def test_an_acknowledgement_is_of_the_sample_that_was_leased(store: str) -> None:
+    with hsxfer.open_sink(f"{store}?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
+        sink.put({"x": np.full((4, 4), 1.0)}, "k")
+        (reader,) = source._store.readers()
+        first = reader.lease(b"k", False, 5.0)
+        source.get("k").release()
+        sink.put({"x": np.full((4, 4), 2.0)}, "k")
+        with pytest.raises(hsxfer.SampleLost, match="consumed"):
+            first.acknowledge()
+        with source.get("k", framework="numpy") as sample:
+            assert (sample["x"] == 2.0).all(), "the newer sample's acknowledgement was not touched"
+
+
+def test_a_head_that_lies_about_its_rows_leads_nowhere(store: str) -> None:
+    with hsxfer.open_sink(f"{store}?capacity=1MiB") as sink, hsxfer.open_source(store) as source:
+        honest = sink.put({"x": np.ones((4, 4), "float32")}, "good")
+        (reader,) = source._store.readers()
+        part = Part(reader.lease(b"good", False, 5.0), honest)
+        for change in ({"row_bytes": 64}, {"row_bytes": None}, {"offset": "x"}, {"encoding": "zip"}, {"marks": 3}):
+            part._places = {"x": {**part._places["x"], **change}}
+            with pytest.raises(hsxfer.HandleError):
+                part.place("x")
+            part = Part(reader.lease(b"good", False, 5.0), honest)

@@ -214,11 +214,11 @@ def reclaim(directory: str, unread_too: bool) -> list[Leftover]:
     gone = leftovers(directory, unread_too)
     for leftover in gone:
         for suffix in (".arena", ".ack"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(leftover.path + suffix)
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             # The arena follows its .ack within microseconds.
             if (
                 name.endswith(".ack")
