@@ -80,6 +80,10 @@ class Group:
         ranks = [Rank(tp=(n, count)) for n in range(count)]
         self.sinks = [hsxfer.open_sink(f"{url}?capacity=1MiB", rank, "shard", instance=f"of-{count}") for rank in ranks]
 
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
     def send(self, rows: int, writes: list[tuple[int, int]]) -> tuple[hsxfer.Handle, np.ndarray]:
         model = np.zeros((rows, 2), "int32")
         tickets = [sink.begin(None, {"x": ((rows, 2), "int32")}) for sink in self.sinks]
@@ -100,6 +104,7 @@ def test_a_request_that_starts_again_with_other_chunks_finds_room_in_its_part(st
             handle, model = group.send(1000, writes)
             with source.get(handle, framework="numpy", verify=True) as sample:
                 assert (sample["x"] == model).all(), sizes
+    group.close()
 
 
 def test_shards_hold_the_last_write_or_say_why_not(store: str) -> None:
@@ -118,5 +123,7 @@ def test_shards_hold_the_last_write_or_say_why_not(store: str) -> None:
             outcomes.append(error.reason)
 
     check()
+    for group in groups.values():
+        group.close()
     assert all(outcome == "whole" or "rows written again used" in outcome for outcome in outcomes)
     assert outcomes.count("whole") > len(outcomes) / 2
