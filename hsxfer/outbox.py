@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import logging
 import struct
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from . import _native
@@ -116,3 +117,15 @@ class Outbox:
             # Also after a timeout: `submit` may have been slower to list its owners than the copies to be done.
             while self._in_flight and self._in_flight[0][0] <= done:
                 self._in_flight.popleft()
+
+
+@contextlib.contextmanager
+def unless_done(undo: Callable[[object], object]) -> Iterator[None]:
+    """Calls `undo` with the exception that ends the block, if one does: also with Ctrl-C, so that no sample stays half written."""
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            undo(sys.exc_info()[1])

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import atexit
 import logging
-import operator
 import os
-import re
 import secrets
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from . import _native
 from .arena import WAIT_SLICE_S, check_not_forked
 from .config import Options, check_seconds
-from .errors import ConfigError, HandleError, HsxferError, StoreFull, TransportUnavailable
-from .handle import (
-    Handle,
-    TensorSpec,
-    check_consumers,
-    check_key,
-    check_rid,
-    check_tensors,
-    token_hash,
-    token_ids_array,
-)
+from .describe import Shapes, check_identity, describe
+from .errors import ConfigError, HsxferError, StoreFull, TransportUnavailable
+from .handle import Handle, TensorSpec
 from .layout import Layout, encode_head, place
-from .outbox import Outbox
+from .outbox import Outbox, unless_done
 from .ranks import Rank, part_rows, senders
 from .tensors import Rows, rows_of
-from .ticket import Ticket
+from .ticket import Ticket, row_number
 from .transports import resolve
 
 log = logging.getLogger("hsxfer")
-
-Shapes = Mapping[str, tuple[Iterable[int], str]]
 
 
 class Sink:
@@ -159,7 +146,7 @@ class Sink:
         if self._arena is None:
             return
         self._write(
-            [(ticket, name, _index(start), rows_of(tensor, snapshot)) for ticket, name, start, tensor in writes]
+            [(ticket, name, row_number(start), rows_of(tensor, snapshot)) for ticket, name, start, tensor in writes]
         )
 
     def flush(self, timeout_s: float = 30.0) -> None:
@@ -216,26 +203,14 @@ class Sink:
         self, key: str | None, tensors: Shapes, token_ids: Any, meta: Any, rid: str | None, consumers: int
     ) -> tuple[Ticket, bytes, Any]:
         self._check_open()
-        specs = check_tensors(tensors)
-        rows = next(iter(specs.values())).shape[0]
-        ids = None if token_ids is None else token_ids_array(token_ids)
-        if ids is not None and len(ids) != rows:
-            raise ConfigError(f"{len(ids)} token_ids for {rows} rows")
         if key is None:
             with self._lock:
                 self._num_keys += 1
                 key = f"put-{self._num_keys}"
-        handle = Handle(
-            key=check_key(key),
-            rid=check_rid(rid),
-            rows=(0, rows),
-            tensors=specs,
-            consumers=check_consumers(consumers),
-            token_hash=None if ids is None else token_hash(ids),
-            **self._identity,
-        )
+        handle, ids = describe(self._identity, key, tensors, token_ids, rid, consumers)
+        rows, specs = handle.rows[1], dict(handle.tensors)
         if ids is not None:
-            specs = {**specs, "token_ids": TensorSpec("int64", (rows,))}
+            specs["token_ids"] = TensorSpec("int64", (rows,))
         layout: Layout = place(
             specs, part_rows(rows, len(self.ranks)), self.options.digest, len(self.ranks) == 1, self.options.encode
         )
@@ -280,7 +255,7 @@ class Sink:
 
     def _write_all(self, ticket: Ticket, rows: Mapping[str, Rows]) -> None:
         """Whole tensors of a sample that nobody else can end: it fails, and gives its room back, if they cannot be written."""
-        with _unless_done(lambda error: ticket.abort(f"it could not be written: {error}")):
+        with unless_done(lambda error: ticket.abort(f"it could not be written: {error}")):
             self._write([(ticket, name, 0, row) for name, row in rows.items()])
 
     def _write(self, writes: list[tuple[Ticket, str, int, Rows]]) -> None:
@@ -297,7 +272,7 @@ class Sink:
                     for ticket, name, start, rows in writes
                     if (plan := ticket.plan(name, start, rows))
                 )
-                with _unless_done(lambda error: _spoil(writes, error)):
+                with unless_done(lambda error: _spoil(writes, error)):
                     self._outbox.submit(planned, [rows.owner for _, _, _, rows in writes])
             self._num_writes += len(writes)
 
@@ -350,21 +325,7 @@ def open_sink(
     instance = instance or os.environ.get("HSXFER_INSTANCE") or (secrets.token_hex(8) if len(ranks) == 1 else None)
     if instance is None:
         raise ConfigError("several ranks send: give all of them the same instance=, or HSXFER_INSTANCE")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", instance):
-        raise ConfigError(f"instance {instance!r} is not 1 to 32 characters A-Z a-z 0-9 _ -")
-    identity: dict[str, Any] = {
-        "store": str(parsed),
-        "instance": instance,
-        "policy": policy,
-        "ranks": ranks,
-        "model": model,
-        "layers": None if layers is None else tuple(layers),
-        "convention": convention,
-    }
-    try:
-        Handle.from_json(Handle(key="k", rows=(0, 0), tensors={"x": TensorSpec("int8", (0,))}, **identity).to_dict())
-    except HandleError as error:
-        raise ConfigError(str(error)) from None
+    identity = check_identity(str(parsed), instance, policy, ranks, model, layers, convention)
     outbox = None
     if rank.label in ranks:
         outbox = Outbox(transport.open_arena(parsed, instance, rank.label), str(parsed), parsed.options.device)
@@ -374,22 +335,6 @@ def open_sink(
             outbox.close()
             raise
     return Sink(parsed.options, rank, ranks, outbox, identity)
-
-
-@contextmanager
-def _unless_done(undo: Callable[[object], object]) -> Iterator[None]:
-    """Calls `undo` with the exception that ends the block, if one does: also with Ctrl-C, so that no sample stays half written."""
-    done = False
-    try:
-        yield
-        done = True
-    finally:
-        if not done:
-            undo(sys.exc_info()[1])
-
-
-def _index(start: Any) -> int:
-    return start if type(start) is int or not hasattr(start, "__index__") else operator.index(start)
 
 
 def _spoil(writes: list[tuple[Ticket, str, int, Rows]], error: object) -> None:

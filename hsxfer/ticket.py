@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
@@ -253,6 +254,10 @@ def _first_fit(pieces: list[Piece], rows: int) -> int:
             break
         at = local + stop - start
     return at
+
+
+def row_number(start: Any) -> int:
+    return start if type(start) is int or not hasattr(start, "_row_number__") else operator.index(start)
 
 
 def _said(reason: object) -> str:

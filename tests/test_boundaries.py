@@ -33,10 +33,12 @@ CORE = {
     "_native": {"errors"},
     "arena": {"errors", "_native"},
     "ticket": {"errors", "encoding", "_native", "handle", "layout", "ranks", "tensors"},
+    "describe": {"errors", "handle"},
     "outbox": {"errors", "foreign", "_native", "arena", "tensors", "ticket"},
     "sink": {
         "errors",
         "_native",
+        "describe",
         "config",
         "handle",
         "layout",
