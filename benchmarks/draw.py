@@ -14,18 +14,24 @@ COLOURS = {"on": "#1f6f8b", "off": "#99c1cf", "limit": "#c0392b", "p99": "#e0a45
 
 
 def markdown(report: dict[str, Any], every: bool = False) -> str:
-    """A Markdown table; without `every` only the rows that have a target."""
-    lines = ["| figure | median | p99 | GB/s | against | ratio | target |", "|---|--:|--:|--:|---|--:|---|"]
+    """A Markdown table; without `every` only the rows that have a target. CPU: of the calling thread, median."""
+    lines = ["| figure | median | p99 | CPU | GB/s | against | ratio | target |", "|---|--:|--:|--:|--:|---|--:|---|"]
     for row in report["rows"]:
         if every or row["targets"]:
-            cells = [row["name"], _time(row, "median"), _time(row, "p99"), _number(row.get("gb_per_s"))]
+            cells = [
+                row["name"],
+                _time(row, "median"),
+                _time(row, "p99"),
+                _time(row, "cpu_median"),
+                _number(row.get("gb_per_s")),
+            ]
             cells += [row.get("baseline") or "", _number(row.get("ratio")), "; ".join(map(_verdict, row["targets"]))]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _time(row: dict[str, Any], figure: str) -> str:
-    return f"{_number(row[figure])} {row['unit'].replace('us', 'µs')}"
+    return f"{_number(row[figure])} {row['unit'].replace('us', 'µs')}" if figure in row else ""
 
 
 def _number(value: float | None) -> str:

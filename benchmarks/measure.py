@@ -45,10 +45,13 @@ class Measure:
         num_bytes: int = 0,
         per: int = 1,
         own_clock: bool = False,
+        cpu: bool = False,
     ) -> None:
-        """`per`: how many requests a round is. `own_clock`: subject and baseline return their seconds, measured where it matters."""
+        """`per`: how many requests a round is. `own_clock`: subject and baseline return their seconds, measured where it matters.
+        `cpu`: also what the calling thread itself spent, which is what is left of a call where a core waits for it."""
         theirs: list[float] = []
         ours: list[float] = []
+        spent: list[float] = []
 
         def setup() -> None:
             if baseline is not None:
@@ -56,20 +59,26 @@ class Measure:
             if before is not None:
                 before()
 
-        def target() -> None:
+        def with_own_clock() -> None:
             ours.append(subject())
 
+        def with_cpu() -> None:
+            start = time.thread_time()
+            subject()
+            spent.append(time.thread_time() - start)
+
         rounds, warmup = (QUICK_ROUNDS, 1) if self.quick else (rounds, warmup)
-        self._benchmark.pedantic(
-            target if own_clock else subject, setup=setup, teardown=after, rounds=rounds, warmup_rounds=warmup
-        )
+        target = with_own_clock if own_clock else with_cpu if cpu else subject
+        self._benchmark.pedantic(target, setup=setup, teardown=after, rounds=rounds, warmup_rounds=warmup)
         times = ours[warmup:] if own_clock else list(self._benchmark.stats.stats.data)
-        result = summary(name, times, theirs[warmup:], num_bytes, per)
+        result = summary(name, times, theirs[warmup:], spent[warmup:], num_bytes, per)
         self._benchmark.extra_info.update(result)
         self._results.append(result)
 
 
-def summary(name: str, ours: list[float], theirs: list[float], num_bytes: int, per: int) -> dict[str, Any]:
+def summary(
+    name: str, ours: list[float], theirs: list[float], spent: list[float], num_bytes: int, per: int
+) -> dict[str, Any]:
     """What goes into the JSON: times in the row's unit and per request, GB/s of 10^9 bytes, targets with their verdicts."""
     row = ROWS[name]
     scale = SCALE[row.unit] / per
@@ -77,6 +86,8 @@ def summary(name: str, ours: list[float], theirs: list[float], num_bytes: int, p
     result["median"] = scale * statistics.median(ours)
     result["p99"] = scale * percentile(ours, 0.99)
     result["best"] = scale * min(ours)
+    if spent:
+        result["cpu_median"] = scale * statistics.median(spent)
     if num_bytes:
         result["gb_per_s"] = num_bytes / statistics.median(ours) / 1e9
     if theirs:

@@ -74,7 +74,9 @@ def test_put(measure: Measure, quick: bool, size: str, kind: str) -> None:
         with source.get(sink.put(tensors)) as sample:
             assert same_bytes(sample["hidden_states"], tensors["hidden_states"])
         rounds = 300 if num_bytes > 1 << 24 else 1000
-        measure(f"caller: put of {size}, {kind}", put, before=company.call, after=take, rounds=rounds, warmup=20)
+        measure(
+            f"caller: put of {size}, {kind}", put, before=company.call, after=take, rounds=rounds, warmup=20, cpu=True
+        )
 
 
 @pytest.mark.parametrize("kind", COMPANY)
@@ -108,7 +110,7 @@ def test_write_many(measure: Measure, quick: bool, num: int, kind: str) -> None:
         write()
         finish(verify=True)
         name = f"caller: write_many of {num}, per request, {kind}"
-        measure(name, write, before=begin, after=finish, rounds=200, per=num)
+        measure(name, write, before=begin, after=finish, rounds=200, per=num, cpu=True)
 
 
 @pytest.mark.parametrize("call", ["begin", "commit"])
@@ -132,9 +134,17 @@ def test_ticket(measure: Measure, quick: bool, call: str) -> None:
 
     with store(4 * tensor.nbytes) as (sink, source):
         if call == "begin":
-            measure("caller: begin", begin, after=lambda: (write(), commit(), take()), rounds=1000, warmup=20)
+            measure("caller: begin", begin, after=lambda: (write(), commit(), take()), rounds=1000, warmup=20, cpu=True)
         else:
-            measure("caller: commit", commit, before=lambda: (begin(), write()), after=take, rounds=1000, warmup=20)
+            measure(
+                "caller: commit",
+                commit,
+                before=lambda: (begin(), write()),
+                after=take,
+                rounds=1000,
+                warmup=20,
+                cpu=True,
+            )
 
 
 def test_token_ids(measure: Measure, quick: bool) -> None:
@@ -154,4 +164,4 @@ def test_token_ids(measure: Measure, quick: bool) -> None:
             assert sample.token_ids.tolist() == token_ids
 
     with store(4 * tensor.nbytes) as (sink, source):
-        measure("caller: begin with a list of 32,768 token ids", begin, after=take, rounds=200, warmup=5)
+        measure("caller: begin with a list of 32,768 token ids", begin, after=take, rounds=200, warmup=5, cpu=True)

@@ -45,6 +45,7 @@ def test_zero_copy(measure: Measure, quick: bool, size: str, form: str) -> None:
             after=lambda: samples.pop().release(),
             rounds=1000,
             warmup=20,
+            cpu=True,
         )
 
 
