@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -209,7 +210,22 @@ def empty(framework: str, dtype: str, shape: tuple[int, ...]) -> tuple[Any, int]
         memory = (ctypes.c_char * (math.prod(shape) * ITEM_BYTES[dtype]))()
         return _shaped(memoryview(memory), dtype, shape), ctypes.addressof(memory)
     tensor = _torch().empty(shape, dtype=dtype_of(framework, dtype))
+    _ask_for_huge_pages(tensor.data_ptr(), tensor.nbytes)
     return tensor, tensor.data_ptr()
+
+
+def _ask_for_huge_pages(address: int, num_bytes: int) -> None:
+    """For fresh memory, as numpy does by itself: its faults, 4 KiB each, take longer than the copy that they interrupt."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    if num_bytes >= 4 << 20:
+        _madvise()(start, address + num_bytes - start, mmap.MADV_HUGEPAGE)  # advice: what comes of it does not matter
+
+
+@cache
+def _madvise() -> Any:
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
 
 
 def _shaped(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> memoryview:
